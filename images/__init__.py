@@ -1,0 +1,1 @@
+"""From a matrix of toolchains to labelled, audited images."""

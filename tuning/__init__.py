@@ -1,0 +1,1 @@
+"""From candidates to evidence: benchmarks, run files, statistics, comparisons."""
