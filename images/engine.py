@@ -1,0 +1,39 @@
+"""The container engine, as far as anybody needs to know whether there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import docker
+from docker.errors import DockerException
+
+_SECONDS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """Whether a container engine answers, and its version or the reason why not."""
+
+    present: bool
+    detail: str
+
+
+def engine_state() -> EngineState:
+    """Ask the Docker engine that DOCKER_HOST or the default socket names; takes at most a few seconds."""
+    try:
+        client = docker.from_env(timeout=_SECONDS)
+    except DockerException as error:
+        return EngineState(present=False, detail=f"no Docker engine answers ({_cause(error)})")
+    try:
+        return EngineState(present=True, detail=f"Docker engine {client.version()['Version']}")
+    except (DockerException, OSError, KeyError) as error:
+        return EngineState(present=False, detail=f"no Docker engine answers ({_cause(error)})")
+    finally:
+        client.close()
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message: the SDK wraps a socket's error four times."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return str(error)[:120]

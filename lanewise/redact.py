@@ -1,0 +1,73 @@
+"""Keeping secrets out of whatever is stored or printed: environments, command lines, the output of other programs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_SECRET_NAME = re.compile(
+    r"(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|BEARER|(^|_)(AUTH|PASS|PAT|DSN)($|_)|_PWD$"
+    r"|API_?KEY|ACCESS_?KEY|(^|_)KEY(_|$)|CONNECTION_?STRING)",
+    re.IGNORECASE,
+)
+# Tokens that give themselves away by their form, wherever they stand.
+_SECRET_FORMS = (
+    (re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "<redacted>"),
+    (
+        re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,})"),
+        "<redacted>",
+    ),
+    (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"), "<redacted>"),
+    (re.compile(r"\b(?:nvapi-[A-Za-z0-9_-]{16,}|xox[abposr]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16})"), "<redacted>"),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "<redacted>"),
+    (re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"), "<redacted>"),
+    (re.compile(r"(?i)(\bauthorization:\s*(?:bearer|basic|token)\s+)\S+"), r"\1<redacted>"),
+    (
+        re.compile(
+            r"(?i)((?:^|[\s\"'])(?:--?)?[\w-]*(?:token|secret|password|passwd|api[_-]?key|access[_-]?key)[\"']?\s*[=:]\s*[\"']?)"
+            r"(?!<redacted>)[^\s\"',;]+"
+        ),
+        r"\1<redacted>",
+    ),
+)
+_SHORTEST_SECRET = 6
+"""A secret variable's value below this length is not searched for in text: it would blot out ordinary words."""
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name is taken to hold a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same variables, sorted, with the values of secret ones and secrets inside other values replaced."""
+    redact = Redactor(environment)
+    return {name: "<redacted>" if is_secret(name) else redact(value) for name, value in sorted(environment.items())}
+
+
+class Redactor:
+    """Replaces secrets in text: values of the secret variables of an environment, and tokens known by their form."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        values = {value for name, value in environment.items() if is_secret(name) and len(value) >= _SHORTEST_SECRET}
+        self._values = sorted(values, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """`text` without secrets."""
+        for value in self._values:
+            text = text.replace(value, "<redacted>")
+        for form, replacement in _SECRET_FORMS:
+            text = form.sub(replacement, text)
+        return text
+
+    def all(self, texts: Iterable[str]) -> list[str]:
+        """Each of `texts` without secrets; an option such as `--token` also hides the argument after it."""
+        hidden: list[str] = []
+        follows_option = False
+        for text in texts:
+            hidden.append("<redacted>" if follows_option else self(text))
+            follows_option = text.startswith("-") and "=" not in text and is_secret(text.lstrip("-").replace("-", "_"))
+        return hidden

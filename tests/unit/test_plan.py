@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lanewise.errors import InputError
+from tests.unit.makers import fake_candidate, fake_plan
+from tuning.candidates import CANDIDATES, select_candidates
+from tuning.plan import parse_plan, validate
+
+
+def test_two_environments_alternate_a_b_b_a() -> None:
+    names = [launch.environment.name for launch in fake_plan(environments=("a", "b"), launches=4).schedule()]
+    assert names == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_candidates_share_a_launch_unless_they_need_another_process_environment() -> None:
+    candidates = (fake_candidate("default"), fake_candidate("tcp", BTL="tcp"), fake_candidate("ring"))
+    schedule = fake_plan(candidates=candidates, launches=2).schedule()
+    keys = [[arm.key for arm in launch.arms] for launch in schedule]
+    assert keys == [["default#0", "default#1", "ring#0"], ["tcp#0"], ["tcp#0"], ["default#0", "default#1", "ring#0"]]
+    assert [dict(launch.process_environment) for launch in schedule[:2]] == [{}, {"BTL": "tcp"}]
+
+
+def test_the_baseline_has_a_second_copy_in_its_launch() -> None:
+    (launch,) = fake_plan(launches=1).schedule()
+    assert [arm.copy for arm in launch.arms if arm.candidate.name == "default"] == [0, 1]
+
+
+def test_the_seed_decides_everything() -> None:
+    plan = fake_plan()
+    assert plan.schedule() == plan.schedule()
+    assert [x.seed for x in plan.schedule()] != [x.seed for x in replace(plan, seed=2).schedule()]
+    assert len({launch.seed for launch in plan.schedule()}) == plan.launches
+
+
+def test_a_plan_survives_json() -> None:
+    plan = fake_plan(candidates=(fake_candidate("default"), fake_candidate("tcp", BTL="tcp")), environments=("a", "b"))
+    assert parse_plan(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranks": 1}, {"ranks": 10**6}, {"launches": 0}, {"launches": -3}, {"rounds": 0}, {"samples": 0}, {"margin": 0},
+     {"margin": 2.0}, {"timeout": 0}, {"environments": ()}],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        validate(replace(fake_plan(), **change))
+
+
+def test_one_environment_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="each once"):
+        validate(fake_plan(environments=("a", "a")))
+
+
+def test_selection_adds_the_baseline_and_refuses_the_unknown() -> None:
+    assert [c.name for c in select_candidates("mpi", "ring")] == ["default", "ring"]
+    assert [c.name for c in select_candidates("mpi", "all")] == [c.name for c in CANDIDATES["mpi"]]
+    assert select_candidates("mpi", "")[0].name == "default"
+    for engine, names in (("mpi", "rign"), ("mpi", "ring,ring"), ("rocm", "")):
+        with pytest.raises(InputError):
+            select_candidates(engine, names)

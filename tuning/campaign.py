@@ -1,0 +1,183 @@
+"""Runs a plan: launch after launch into one run file, failures kept as results, what is missing found again."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lanewise.errors import InputError, LanewiseError
+from lanewise.redact import Redactor
+from tuning.engines import Engine, worker_identity
+from tuning.launch import run_launch, sweep_stale_scratch
+from tuning.plan import Arm, Launch, Plan, validate
+from tuning.provenance import describe_environment, make_header, node_record
+from tuning.runfile import Header, Run, RunWriter
+from tuning.trial import Status, Trial
+
+Report = Callable[["Step"], None]
+_GIVE_UP_AFTER = 2
+"""Launches of one group that may fail as a whole, one after the other, before the rest of that group is skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Progress of a run: what just happened.
+
+    Attributes:
+        done: launches of the schedule that are over.
+        total: launches in the schedule.
+        launch: the launch, or None before the first.
+        seconds: how long it took.
+        trials: what it added to the run file.
+    """
+
+    done: int
+    total: int
+    launch: Launch | None
+    seconds: float = 0.0
+    trials: tuple[Trial, ...] = ()
+
+
+def new_run_path(folder: Path, label: str) -> Path:
+    """A path for a new run file that sorts by time and does not collide."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return folder / f"{stamp}-{label}-{uuid.uuid4().hex[:4]}.jsonl"
+
+
+def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command: list[str]) -> Run:
+    """Run a plan into a new run file.
+
+    Raises:
+        InputError: a value of the plan, an environment or the path is wrong.
+        LanewiseError: the disk filled up; what was measured before is in the file.
+    """
+    validate(plan)
+    for environment in plan.environments:
+        engine.require(environment)
+    with RunWriter.create(path, make_header(plan, engine, command)) as writer:
+        return _run(writer, engine, report)
+
+
+def resume_run(path: Path, engine: Engine, report: Report) -> Run:
+    """Go on with a run file: only what is missing runs, as the file's own plan says.
+
+    Raises:
+        InputError: the file is damaged or held by another writer, or machine, worker or environments are not those
+            that the run began with.
+    """
+    with RunWriter.resume(path) as writer:
+        for environment in writer.run.header.plan.environments:
+            engine.require(environment)
+        _require_same_setting(writer.run.header, engine, path)
+        return _run(writer, engine, report)
+
+
+def _require_same_setting(header: Header, engine: Engine, path: Path) -> None:
+    redact = Redactor(os.environ)
+    host, here = header.node.get("host", {}), node_record().get("host", {})
+    pairs = [
+        ("engine", header.plan.engine, engine.name),
+        ("worker", header.worker, worker_identity(engine)),
+        *((f"host {key}", host.get(key), here.get(key)) for key in ("hostname", "kernel", "architecture")),
+        *(
+            (f"environment {env.name}", header.environments[env.name], describe_environment(env, redact))
+            for env in header.plan.environments
+        ),
+    ]
+    changed = [f"{what}: {before} then, {now} now" for what, before, now in pairs if before != now]
+    if changed:
+        raise InputError(
+            f"{path} was begun with something else: {'; '.join(changed)[:600]}",
+            expected="the machine, worker and environments that the run began with",
+            todo="start a new run; two runs are described side by side, not judged",
+        )
+
+
+def _run(writer: RunWriter, engine: Engine, report: Report) -> Run:
+    sweep_stale_scratch()
+    plan = writer.run.header.plan
+    redact = Redactor(os.environ)
+    schedule = plan.schedule()
+    report(Step(done=0, total=len(schedule), launch=None))
+    for number, launch in enumerate(schedule, 1):
+        clock, added = datetime.now(UTC), len(writer.run.trials)
+        if _missing(plan, launch, writer.run.trials):
+            _complete(writer, engine, plan, launch, redact)
+        seconds = (datetime.now(UTC) - clock).total_seconds()
+        report(Step(done=number, total=len(schedule), launch=launch, seconds=seconds, trials=writer.run.trials[added:]))
+    return writer.run
+
+
+def _complete(writer: RunWriter, engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> None:
+    """Run a launch; where one arm breaks it, record that and run it again without that arm, until it holds."""
+    arms = launch.arms
+    while arms:
+        barred = {arm.key: why for arm in arms if (why := _barred(launch, arm, writer.run.trials))}
+        for arm in arms:
+            if arm.key in barred:
+                _append(
+                    writer, [_skipped(launch, arm, message.name, barred[arm.key]) for message in plan.workload.messages]
+                )
+        arms = tuple(arm for arm in arms if arm.key not in barred)
+        if not arms:
+            return
+        outcome = run_launch(engine, plan, replace(launch, arms=arms), redact)
+        _append(writer, outcome.trials)
+        told = {(trial.candidate, trial.copy) for trial in outcome.trials}
+        rest = tuple(arm for arm in arms if (arm.candidate.name, arm.copy) not in told)
+        if len(rest) == len(arms):  # cannot be: a breakage is somebody's
+            raise LanewiseError("a launch told nothing", expected="a result for some arm", todo="report this")
+        arms = rest
+
+
+def _append(writer: RunWriter, trials: Iterable[Trial]) -> None:
+    for trial in trials:
+        writer.append(trial)
+
+
+def _barred(launch: Launch, arm: Arm, trials: tuple[Trial, ...]) -> str:
+    """Why an arm is not tried again in this run, or "": it failed before, or its whole group keeps failing."""
+    here = [trial for trial in trials if trial.environment == launch.environment.name]
+    own = next(
+        (t for t in here if t.candidate == arm.candidate.name and t.status not in (Status.OK, Status.SKIPPED)), None
+    )
+    if own is None:
+        return ""
+    blamed_alone = {t.candidate for t in here if t.launch == own.launch and not t.ok} == {own.candidate}
+    failed_launches = {
+        t.launch for t in here if t.candidate == own.candidate and t.status not in (Status.OK, Status.SKIPPED)
+    }
+    if blamed_alone or len(failed_launches) >= _GIVE_UP_AFTER:
+        return f"{own.status} in repetition {own.repetition + 1}: {own.reason}"
+    return ""
+
+
+def _skipped(launch: Launch, arm: Arm, message: str, why: str) -> Trial:
+    return Trial(
+        environment=launch.environment.name,
+        candidate=arm.candidate.name,
+        copy=arm.copy,
+        message=message,
+        repetition=launch.repetition,
+        launch="",
+        status=Status.SKIPPED,
+        reason=f"not tried again after {why}",
+    )
+
+
+def _missing(plan: Plan, launch: Launch, trials: tuple[Trial, ...]) -> bool:
+    """Whether the run file lacks any trial of this launch."""
+    told = {
+        (trial.candidate, trial.copy, trial.message)
+        for trial in trials
+        if trial.environment == launch.environment.name and trial.repetition == launch.repetition
+    }
+    return any(
+        (arm.candidate.name, arm.copy, message.name) not in told
+        for arm in launch.arms
+        for message in plan.workload.messages
+    )

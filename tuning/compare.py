@@ -1,0 +1,366 @@
+"""What a run says about two arms: pure functions from run files to a Comparison; compare_view.py shows it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lanewise.errors import InputError
+from tuning.differences import between_environments, between_runs
+from tuning.metrics import METRICS
+from tuning.runfile import Kind, Run
+from tuning.stats import (
+    Judgement,
+    Outcome,
+    judge,
+    mean_over_sizes,
+    own_launch_floor,
+    paired_log_ratios,
+    shared_launch_floor,
+)
+from tuning.trial import Trial
+from tuning.workload import Message
+
+_METRIC = METRICS["time_us"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two that are compared: a candidate in an environment of a run."""
+
+    environment: str
+    candidate: str
+    run: Run
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.environment}:{self.candidate}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One message size: medians over launches in the metric's unit, and the judgement of B against A."""
+
+    message: Message
+    a: float | None
+    b: float | None
+    judgement: Judgement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """B against A.
+
+    Attributes:
+        a: the baseline of the comparison.
+        b: what is held against it.
+        pairing: "same launch" (both arms in one process), "neighbours" (launches interleaved A B B A) or "none".
+        rows: per message size.
+        overall: over the geometric mean of all sizes.
+        margin: the run's equivalence margin.
+        differs: what else differs between the two, in words.
+        warnings: what weakens the comparison; each ends in advice.
+        notes: how to read it.
+    """
+
+    a: Side
+    b: Side
+    pairing: str
+    rows: tuple[Row, ...]
+    overall: Judgement
+    margin: float
+    differs: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Hold B against A.
+
+    Raises:
+        InputError: predicted or meaningless times, or one and the same arm on both sides.
+    """
+    for side in (a, b):
+        if side.run.header.kind is not Kind.MEASURED:
+            raise InputError(
+                f"the times of {side.run.path} are {side.run.header.kind}",
+                expected="measured times",
+                todo="compare runs measured on one device a rank",
+            )
+    if a.run.path != b.run.path:
+        return _describe(a, b)
+    if (a.environment, a.candidate) == (b.environment, b.candidate):
+        raise InputError(
+            f"{a.label} is on both sides",
+            expected="two arms that differ",
+            todo=f"name two of: {', '.join(known_names(a.run))}",
+        )
+    return _judge(a, b)
+
+
+def known_names(run: Run) -> list[str]:
+    """What can be named on a command line: environments, then candidates."""
+    plan = run.header.plan
+    return [env.name for env in plan.environments] + [candidate.name for candidate in plan.candidates]
+
+
+def find_sides(run: Run, name: str) -> list[Side]:
+    """The sides that a name stands for: an environment (its baseline), a candidate (in every environment), or
+    `environment:candidate`.
+
+    Raises:
+        InputError: the run holds no such name.
+    """
+    plan = run.header.plan
+    environments = [env.name for env in plan.environments]
+    candidates = [candidate.name for candidate in plan.candidates]
+    environment, colon, candidate = name.partition(":")
+    if colon and environment in environments and candidate in candidates:
+        return [Side(environment=environment, candidate=candidate, run=run)]
+    if name in environments:
+        return [Side(environment=name, candidate=plan.baseline, run=run)]
+    if name in candidates:
+        return [Side(environment=env, candidate=name, run=run) for env in environments]
+    raise InputError(
+        f"{run.path} holds nothing called {name!r}",
+        expected=f"one of {', '.join(known_names(run))}, or environment:candidate",
+        todo="name one of these, or another run with --run FILE",
+    )
+
+
+def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comparison]:
+    """The comparisons that two names stand for: two candidates are compared in every environment, else it is one.
+
+    Raises:
+        InputError: unknown names, or kinds of name that do not go together.
+    """
+    sides_a, sides_b = find_sides(run_a, name_a), find_sides(run_b, name_b)
+    if run_a.path != run_b.path:
+        return [compare(sides_a[0], sides_b[0])]
+    if len(sides_a) != len(sides_b):
+        raise InputError(
+            f"{name_a!r} and {name_b!r} are a candidate and an environment",
+            expected="two candidates, or two environments, or environment:candidate twice",
+            todo=f"say, for example, {sides_a[0].label} {sides_b[0].label}",
+        )
+    return [compare(a, b) for a, b in zip(sides_a, sides_b, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """Everything that a run can answer.
+
+    Attributes:
+        environments: each environment's baseline against the first environment's.
+        candidates: per environment, each candidate against the baseline.
+        warnings: what weakens the whole run; each ends in advice.
+    """
+
+    environments: tuple[Comparison, ...]
+    candidates: dict[str, tuple[Comparison, ...]]
+    warnings: tuple[str, ...]
+
+    @property
+    def all(self) -> list[Comparison]:
+        """Every comparison, environments first."""
+        return [*self.environments, *(comparison for group in self.candidates.values() for comparison in group)]
+
+
+def overview(run: Run) -> Overview:
+    """Compare environments by their baselines, and in each environment every candidate with the baseline."""
+    plan = run.header.plan
+
+    def side(environment: str, candidate: str = plan.baseline) -> Side:
+        return Side(environment=environment, candidate=candidate, run=run)
+
+    first, *others = [env.name for env in plan.environments]
+    rest = [candidate.name for candidate in plan.candidates if candidate.name != plan.baseline]
+    return Overview(
+        environments=tuple(compare(side(first), side(other)) for other in others),
+        candidates={env: tuple(compare(side(env), side(env, name)) for name in rest) for env in (first, *others)},
+        warnings=tuple(run_warnings(run)),
+    )
+
+
+def run_warnings(run: Run) -> Iterable[str]:
+    """What weakens every comparison of a run; each ends in advice."""
+    if run.torn:
+        yield f"the last line of {run.path} is torn and was left out; --resume sets it aside and goes on"
+    loads = [trial.load for trial in run.trials if trial.load is not None][:1]  # later ones hold our own ranks
+    threads = run.header.node.get("cpu", {}).get("threads")
+    if loads and isinstance(threads, int) and loads[0] > threads / 2:
+        yield (
+            f"the machine was busy before the first launch (load {loads[0]} on {threads} threads); "
+            "stop other work and measure again"
+        )
+
+
+def medians(side: Side, message: str, copy: int = 0) -> dict[int, Trial]:
+    """By repetition, the last trial with numbers of that side; a repetition run again after a crash counts once."""
+    return {
+        trial.repetition: trial
+        for trial in side.run.trials
+        if trial.ok
+        and (trial.environment, trial.candidate, trial.message, trial.copy)
+        == (side.environment, side.candidate, message, copy)
+    }
+
+
+def failures(run: Run) -> list[Trial]:
+    """One trial for each way in which an arm failed or was skipped, in order of appearance."""
+    seen: dict[tuple[str, str, str], Trial] = {}
+    for trial in run.trials:
+        if not trial.ok:
+            seen.setdefault((trial.environment, trial.candidate, trial.reason), trial)
+    return list(seen.values())
+
+
+def _judge(a: Side, b: Side) -> Comparison:
+    plan = a.run.header.plan
+    shared = _share_launches(a, b)
+    rows, ratios, floors = [], [], []
+    for message in plan.workload.messages:
+        pairs = _pairs(a, b, message.name, shared=shared)
+        floor = _floor_pairs(a, message.name) if shared else pairs
+        values = [[pair[side].median for pair in pairs.values()] for side in (0, 1)]
+        ratios.append(dict(zip(pairs, map(float, paired_log_ratios(*values)), strict=True)))
+        floors.append({repetition: (x.median, y.median) for repetition, (x, y) in floor.items()})
+        judgement = _judgement(plan.margin, [ratios[-1]], [floors[-1]], shared=shared)
+        rows.append(Row(message=message, a=_middle(values[0]), b=_middle(values[1]), judgement=judgement))
+    overall = _judgement(plan.margin, ratios, floors, shared=shared)
+    differs = between_environments(a.run.header, a.environment, b.environment) + _between_candidates(a, b)
+    return Comparison(
+        a=a,
+        b=b,
+        pairing="same launch" if shared else "neighbours",
+        rows=tuple(rows),
+        overall=overall,
+        margin=plan.margin,
+        differs=tuple(differs),
+        warnings=tuple(_warnings(a, b, overall, shared=shared)),
+        notes=tuple(_notes(a, b, differs)),
+    )
+
+
+def _judgement(
+    margin: float, ratios: list[dict[int, float]], floors: list[dict[int, tuple[float, float]]], *, shared: bool
+) -> Judgement:
+    """Judge log ratios by repetition, one mapping a message size, over the repetitions that all sizes have."""
+    complete = sorted(set.intersection(*map(set, ratios)))
+    means = mean_over_sizes([[by_repetition[r] for r in complete] for by_repetition in ratios])
+    known = sorted(set.intersection(*map(set, floors)))
+    first, second = (
+        [statistics.geometric_mean(by_repetition[r][side] for by_repetition in floors) for r in known]
+        for side in (0, 1)
+    )
+    floor = shared_launch_floor(first, second) if shared else own_launch_floor(first, second)
+    return judge(means, margin=margin, floor=floor, lower_is_better=_METRIC.lower_is_better)
+
+
+def _share_launches(a: Side, b: Side) -> bool:
+    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
+    return a.environment == b.environment and needs[a.candidate] == needs[b.candidate]
+
+
+Pairs = dict[int, tuple[Trial, Trial]]
+
+
+def _pairs(a: Side, b: Side, message: str, *, shared: bool) -> Pairs:
+    """By repetition, trials that belong together: of one launch, or of neighbours in the interleaved schedule."""
+    return _join(medians(a, message), medians(b, message), shared=shared)
+
+
+def _floor_pairs(side: Side, message: str) -> Pairs:
+    """By repetition, the baseline and its second copy, which are the same thing."""
+    baseline = Side(environment=side.environment, candidate=side.run.header.plan.baseline, run=side.run)
+    return _join(medians(baseline, message), medians(baseline, message, copy=1), shared=True)
+
+
+def _join(a: dict[int, Trial], b: dict[int, Trial], *, shared: bool) -> Pairs:
+    both = {repetition: (a[repetition], b[repetition]) for repetition in sorted(a.keys() & b.keys())}
+    return {r: pair for r, pair in both.items() if not shared or pair[0].launch == pair[1].launch}
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _describe(a: Side, b: Side) -> Comparison:
+    """Two run files: not interleaved, so whatever changed on the machine in between would be taken for a difference."""
+    why = "two run files were not interleaved: described, never judged"
+    messages_b = {(m.bytes, m.calls): m for m in b.run.header.plan.workload.messages}
+    rows = []
+    for message in a.run.header.plan.workload.messages:
+        other = messages_b.get((message.bytes, message.calls))
+        value_a = _middle([t.median for t in medians(a, message.name).values()])
+        value_b = _middle([t.median for t in medians(b, other.name).values()]) if other else None
+        ratio = value_b / value_a if value_a and value_b else None
+        rows.append(Row(message=message, a=value_a, b=value_b, judgement=_not_comparable(ratio, why)))
+    ratios = [row.judgement.ratio for row in rows if row.judgement.ratio]
+    overall = _not_comparable(statistics.geometric_mean(ratios) if ratios else None, why)
+    return Comparison(
+        a=a,
+        b=b,
+        pairing="none",
+        rows=tuple(rows),
+        overall=overall,
+        margin=a.run.header.plan.margin,
+        differs=tuple(between_runs(a.run.header, b.run.header, a.environment, b.environment)),
+        warnings=("these are two runs; put both arms into one: ./inv campaign, or ./inv bench-allreduce with both",),
+        notes=(),
+    )
+
+
+def _not_comparable(ratio: float | None, why: str) -> Judgement:
+    return Judgement(
+        outcome=Outcome.NOT_COMPARABLE, n=0, ratio=ratio, ci_low=None, ci_high=None, mde=None, floor=None,
+        more_launches=None, more_launches_if_same=None, method="none", reason=why,
+    )  # fmt: skip
+
+
+def _between_candidates(a: Side, b: Side) -> list[str]:
+    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
+    before, after = needs[a.candidate], needs[b.candidate]
+    return [
+        f"{name}: {before.get(name, 'not set')} / {after.get(name, 'not set')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable[str]:
+    plan = a.run.header.plan
+    if overall.n < plan.launches:
+        yield (
+            f"{overall.n} of {plan.launches} launches have numbers for both; "
+            "see the failures below, or finish the run with --resume"
+        )
+    if overall.floor is not None and overall.floor > plan.margin:
+        yield (
+            f"things that are the same differ by {overall.floor:.0%}, more than the margin of {plan.margin:.0%}; "
+            "stop other work on this machine and measure again"
+        )
+    if not shared:
+        for side in (a, b):
+            if (jump := _jump(side)) > 1.25:
+                yield (
+                    f"launches of {side.label} differ by up to {jump - 1:.0%} among themselves; "
+                    "more launches are the only cure (--launches)"
+                )
+
+
+def _jump(side: Side) -> float:
+    """Largest ratio between two launches of the same arm and message."""
+    values = [[t.median for t in medians(side, m.name).values()] for m in side.run.header.plan.workload.messages]
+    return max((max(v) / min(v) for v in values if v), default=1.0)
+
+
+def _notes(a: Side, b: Side, differs: Sequence[str]) -> Iterable[str]:
+    if a.environment == b.environment:
+        return
+    if a.run.header.plan.engine == "mpi":
+        yield "engine mpi runs ranks on the CPU: whatever the outcome, it says nothing about CUDA"
+    if not differs:
+        yield "nothing differs between the two: this is an A/A comparison, and its right answer is same"

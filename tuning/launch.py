@@ -1,0 +1,169 @@
+"""Runs one launch under a watchdog: reads what the worker says, ends what hangs, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from lanewise.redact import Redactor
+from tuning.engines import Engine
+from tuning.plan import Launch, Plan
+from tuning.protocol import MARK, Ending, LaunchLog, Result
+from tuning.trial import Trial
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; the folder made there is private
+_MAX_LINE_BYTES = 1 << 20
+_SCRATCH_PREFIX = "lanewise-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOutcome:
+    """What came of a launch: its trials, and what broke it, if anything did."""
+
+    trials: tuple[Trial, ...]
+    breakage: Result | None
+
+
+def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> LaunchOutcome:
+    """Run one launch to its end, whatever that is.
+
+    Args:
+        engine: how ranks start.
+        plan: the run it belongs to.
+        launch: what to run.
+        redact: applied to everything stored.
+    """
+    command = engine.command(plan, launch)
+    started, clock = datetime.now(UTC), time.monotonic()
+    load = _load_average()
+    log = LaunchLog(arms=launch.arms, messages=tuple(message.name for message in plan.workload.messages))
+    ending, code = _supervise(command, engine, launch, plan.timeout, log.feed)
+    breakage = log.breakage(ending, code, plan.timeout)
+    identifier = uuid.uuid4().hex[:12]
+    trials = []
+    for (key, message), result in log.results(breakage).items():
+        name, _, copy = key.rpartition("#")
+        trials.append(
+            Trial(
+                environment=launch.environment.name,
+                candidate=name,
+                copy=int(copy),
+                message=message,
+                repetition=launch.repetition,
+                launch=identifier,
+                status=result.status,
+                reason=redact(result.reason),
+                samples=result.samples,
+                command=tuple(redact.all(command)),
+                started=started.isoformat(timespec="milliseconds"),
+                seconds=round(time.monotonic() - clock, 3),
+                load=load,
+                output=() if result.samples else tuple(redact.all(log.tail)),
+            )
+        )
+    return LaunchOutcome(trials=tuple(trials), breakage=breakage)
+
+
+def _supervise(
+    command: list[str], engine: Engine, launch: Launch, timeout: float, feed: Callable[[str], None]
+) -> tuple[Ending, int]:
+    name = f"{_SCRATCH_PREFIX}{os.getpid()}-{_start_ticks(os.getpid())}-{uuid.uuid4().hex[:8]}"
+    scratch = [Path(os.environ.get("TMPDIR") or "/tmp") / name, _SHARED_MEMORY / name]  # noqa: S108 - private, see above
+    environment = {
+        **os.environ,
+        **engine.variables(scratch[1]),
+        **launch.environment.variables,
+        **launch.process_environment,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    options = [part for folder in scratch for part in ("--scratch", str(folder))]
+    supervisor = subprocess.Popen(
+        # -I -S: nothing of the user's Python environment decides whether ranks are cleaned up.
+        [sys.executable, "-I", "-S", str(_SUPERVISOR), *options, "--", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # a terminal's Ctrl-C comes to this process, which then closes the lifeline
+    )
+    assert supervisor.stdin
+    assert supervisor.stdout
+    assert supervisor.stderr
+    ending = Ending.EXITED
+    try:
+        if not _follow([supervisor.stdout, supervisor.stderr], timeout, feed):
+            ending = Ending.SILENT
+    finally:
+        supervisor.stdin.close()
+        code = supervisor.wait()
+        supervisor.stdout.close()
+        supervisor.stderr.close()
+        for folder in scratch:  # gone already, unless the supervisor itself was killed
+            shutil.rmtree(folder, ignore_errors=True)
+    return ending, code
+
+
+def _follow(streams: list[IO[bytes]], timeout: float, feed: Callable[[str], None]) -> bool:
+    """Feed lines until all streams end; False where no event came for `timeout` seconds (other talk does not count)."""
+    pending: dict[int, bytes] = {}
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0))
+            if time.monotonic() >= deadline:
+                return False
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                *lines, rest = (pending.get(key.fd, b"") + chunk).split(b"\n")
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                    lines, rest = [*lines, rest], b""
+                pending[key.fd] = rest[:_MAX_LINE_BYTES]
+                for line in lines:
+                    text = line.decode("utf-8", errors="replace")
+                    if text.startswith(MARK):
+                        deadline = time.monotonic() + timeout
+                    feed(text)
+    return True
+
+
+def sweep_stale_scratch() -> list[Path]:
+    """Remove scratch folders whose harness is gone (the machine, or the supervisor too, was killed); those removed."""
+    removed = []
+    for parent in {Path(os.environ.get("TMPDIR") or "/tmp"), _SHARED_MEMORY}:  # noqa: S108 - only folders of this name
+        for folder in parent.glob(f"{_SCRATCH_PREFIX}*-*-*"):
+            with suppress(OSError, ValueError):
+                pid, ticks = folder.name.removeprefix(_SCRATCH_PREFIX).split("-")[:2]
+                if folder.stat().st_uid == os.geteuid() and _start_ticks(int(pid)) != int(ticks):
+                    shutil.rmtree(folder)
+                    removed.append(folder)
+    return removed
+
+
+def _start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot: with its pid, an identity. 0: there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _load_average() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except OSError:
+        return None

@@ -1,0 +1,196 @@
+"""What a run will measure, in which launches and in which order: fixed, and stored, before the first measurement."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lanewise.errors import InputError
+from tuning.candidates import Candidate
+from tuning.workload import Workload, parse_workload
+
+MARGINS: Mapping[str, float] = {"mpi": 0.10, "cuda": 0.05}
+"""Equivalence margin per engine: differences within it are "same". Fixed beforehand and stored in the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What needs launches of its own: a toolchain's software, here or in an image.
+
+    Attributes:
+        name: the toolchain's or image's identifier.
+        python: interpreter that runs the worker.
+        variables: environment variables set for its launches.
+    """
+
+    name: str
+    python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One candidate in a launch; copy 1 is the baseline's second copy, whose ratio to copy 0 is the noise floor."""
+
+    candidate: Candidate
+    copy: int = 0
+
+    @property
+    def key(self) -> str:
+        """How the worker's protocol names it."""
+        return f"{self.candidate.name}#{self.copy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One process start: every arm that can share it.
+
+    Attributes:
+        environment: where it runs.
+        arms: what it holds.
+        process_environment: variables that its arms need from process start.
+        repetition: which repetition of the schedule it belongs to.
+        group: number of its group of candidates within the environment.
+        seed: of its data and its order of visits.
+    """
+
+    environment: Environment
+    arms: tuple[Arm, ...]
+    process_environment: Mapping[str, str]
+    repetition: int
+    group: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole run.
+
+    Attributes:
+        benchmark: "allreduce".
+        engine: what runs it.
+        ranks: processes in a launch.
+        workload: what is measured.
+        environments: toolchains, each in launches of its own.
+        candidates: what is tried in each environment.
+        baseline: the candidate that the others are held against.
+        launches: repetitions of each launch; the unit of the statistics.
+        rounds: random orders in which a launch visits its arms.
+        samples: samples of each visit.
+        margin: equivalence margin, as a fraction.
+        seed: of everything random.
+        timeout: seconds without a sign of life after which the watchdog ends a launch.
+    """
+
+    benchmark: str = "allreduce"
+    engine: str
+    ranks: int
+    workload: Workload
+    environments: tuple[Environment, ...]
+    candidates: tuple[Candidate, ...]
+    baseline: str
+    launches: int
+    rounds: int
+    samples: int
+    margin: float
+    seed: int
+    timeout: float
+
+    def schedule(self) -> tuple[Launch, ...]:
+        """Every launch in order: all groups forwards, then backwards, and so on (A B B A for two).
+
+        So the launches of two groups have the same mean position in time and a linear drift cancels; the i-th launches
+        of both are neighbours and compare as a pair.
+        """
+        groups = [(env, number, group) for env in self.environments for number, group in enumerate(self._groups())]
+        seeds = random.Random(self.seed)  # noqa: S311 - not for secrets
+        launches = []
+        for repetition in range(self.launches):
+            for env, number, group in groups if repetition % 2 == 0 else reversed(groups):
+                arms = tuple(
+                    Arm(candidate=candidate, copy=copy)
+                    for candidate in group
+                    for copy in range(2 if candidate.name == self.baseline else 1)
+                )
+                launches.append(
+                    Launch(
+                        environment=env,
+                        arms=arms,
+                        process_environment=group[0].process_environment,
+                        repetition=repetition,
+                        group=number,
+                        seed=seeds.randrange(1 << 31),
+                    )
+                )
+        return tuple(launches)
+
+    def _groups(self) -> list[tuple[Candidate, ...]]:
+        """Candidates that can share a launch: those that need the same variables from process start."""
+        groups: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+        for candidate in self.candidates:
+            groups.setdefault(tuple(sorted(candidate.process_environment.items())), []).append(candidate)
+        return [tuple(group) for group in groups.values()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a run file's header."""
+        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        document["workload"] = self.workload.to_dict()
+        document["environments"] = [fields_of(env) for env in self.environments]
+        document["candidates"] = [fields_of(candidate) for candidate in self.candidates]
+        return document
+
+
+def fields_of(value: Environment | Candidate) -> dict[str, Any]:
+    """The value's fields with mappings as plain dictionaries, as JSON wants them."""
+    fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()}
+
+
+def parse_plan(document: dict[str, Any]) -> Plan:
+    """A plan from a run file's header.
+
+    Raises:
+        ValueError, KeyError, TypeError, InputError: it is not a plan; the message says what is wrong.
+    """
+    fields = dict(document)
+    fields["workload"] = parse_workload(fields["workload"], where="in the run file")
+    fields["environments"] = tuple(Environment(**env) for env in fields["environments"])
+    fields["candidates"] = tuple(Candidate(**candidate) for candidate in fields["candidates"])
+    plan = Plan(**fields)
+    validate(plan)
+    return plan
+
+
+LIMITS: Mapping[str, tuple[int, int]] = {
+    "ranks": (2, 1024),
+    "launches": (1, 1000),
+    "rounds": (1, 1000),
+    "samples": (1, 10_000),
+}
+
+
+def validate(plan: Plan) -> None:
+    """Refuse values that cannot be meant.
+
+    Raises:
+        InputError: a value is out of its range, or names repeat.
+    """
+    for option, (least, most) in LIMITS.items():
+        if not least <= (value := getattr(plan, option)) <= most:
+            raise InputError(
+                f"--{option} is {value}", expected=f"a whole number from {least} to {most:,}", todo="correct it"
+            )
+    if not 0.001 <= plan.margin <= 1:
+        raise InputError(f"--margin is {plan.margin}", expected="a fraction from 0.001 to 1", todo="correct it")
+    if not 1 <= plan.timeout <= 86_400:
+        raise InputError(f"--timeout is {plan.timeout}", expected="seconds from 1 to 86,400", todo="correct it")
+    for what, names in (("environment", plan.environments), ("candidate", plan.candidates)):
+        listed = [item.name for item in names]
+        if not listed or len(set(listed)) != len(listed):
+            raise InputError(
+                f"{what}s are {', '.join(listed) or 'none'}",
+                expected=f"at least one {what}, each once",
+                todo="correct it",
+            )

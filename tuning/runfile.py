@@ -1,0 +1,280 @@
+"""Run files: JSON Lines, a header then a trial a line; appended, flushed and synced, so that a crash loses little.
+
+Format history (docs/run-format.md describes the current one):
+    1  2026-11-29  first version
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lanewise.errors import InputError, LanewiseError
+from lanewise.files import writing
+from tuning.plan import Plan, parse_plan
+from tuning.trial import Trial, parse_trial
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+FORMAT = "lanewise-run"
+VERSION = 1
+_MAX_FILE_BYTES = 1 << 30
+_BREAKAGE = (ValueError, KeyError, TypeError, InputError, RecursionError)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class Kind(StrEnum):
+    """What the numbers of a run are; kinds are never mixed."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+    MEANINGLESS = "meaningless"  # right results, but times that say nothing, e.g. ranks that share one GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """First line of a run file.
+
+    Attributes:
+        created: ISO 8601 UTC.
+        kind: what the numbers are.
+        plan: what is measured.
+        toolkit: version, revision and whether the tree was changed.
+        node: the node record (docs/node-record.md).
+        environments: per environment its Python, library versions and effective NCCL settings.
+        worker: file name and sha256 of the worker that measured.
+        variables: environment variables that may matter, redacted.
+        command: the argument vector that started the run, redacted.
+    """
+
+    created: str
+    kind: Kind
+    plan: Plan
+    toolkit: dict[str, Any]
+    node: dict[str, Any]
+    environments: dict[str, Any]
+    worker: dict[str, str]
+    variables: dict[str, str]
+    command: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"format": FORMAT, "version": VERSION, **fields, "plan": self.plan.to_dict()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run file as read.
+
+    Attributes:
+        path: the file.
+        header: its first line.
+        trials: its trials in order.
+        torn: bytes of a last line that was never finished; 0 where there is none.
+    """
+
+    path: Path
+    header: Header
+    trials: tuple[Trial, ...]
+    torn: int = 0
+
+
+def read_run(path: Path) -> Run:
+    """Read a run file; a torn last line is counted in `torn` and otherwise ignored.
+
+    Raises:
+        InputError: it cannot be read, is not a run file, has a version from the future, or a line is damaged.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise _damaged(path, 0, f"larger than {_MAX_FILE_BYTES:,} bytes")
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot read run file {path} ({error.strerror})",
+            expected="a run file (*.jsonl) as ./inv campaign and ./inv bench-allreduce write them",
+            todo="check the path; ./inv compare without --run takes the newest in runs/",
+        ) from error
+    return _parse(path, data)
+
+
+def _parse(path: Path, data: bytes) -> Run:
+    whole, newline, torn = data.rpartition(b"\n")
+    lines = whole.split(b"\n") if newline else []
+    if not lines:
+        raise _damaged(path, 1, "there is no whole line")
+    header = _parse_header(path, lines[0])
+    trials = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            document = json.loads(line)
+            if document.pop("kind") != "trial":
+                raise ValueError("it is not a trial")
+            trials.append(parse_trial(document))
+        except (*_BREAKAGE, AttributeError) as error:
+            raise _damaged(path, number, _in_words(error)) from error
+    return Run(path=path, header=header, trials=tuple(trials), torn=len(torn))
+
+
+def _parse_header(path: Path, line: bytes) -> Header:
+    try:
+        document = json.loads(line)
+        if document.pop("format") != FORMAT:
+            raise ValueError("its format is another")
+        version = document.pop("version")
+    except (*_BREAKAGE, AttributeError) as error:
+        raise InputError(
+            f"{path} is not a run file: line 1 is not a header ({_in_words(error)})",
+            expected=f'a first line with "format": "{FORMAT}"',
+            todo="name a file that ./inv campaign or ./inv bench-allreduce wrote",
+        ) from error
+    if version != VERSION:
+        raise InputError(
+            f"run file {path} has version {version!r}",
+            expected=f"version {VERSION}",
+            todo="use a newer Lanewise to read it",
+        )
+    try:
+        fields = {**document, "kind": Kind(document["kind"]), "plan": parse_plan(document["plan"])}
+        return Header(**fields)
+    except (*_BREAKAGE, AttributeError) as error:
+        raise _damaged(path, 1, _in_words(error)) from error
+
+
+def _in_words(error: Exception) -> str:
+    text = error.what if isinstance(error, LanewiseError) else str(error)
+    return f"{type(error).__name__}: {text}"[:200]
+
+
+def _damaged(path: Path, line: int, why: str) -> InputError:
+    return InputError(
+        f"run file {path} is damaged at line {line}: {why}",
+        expected="JSON Lines as docs/run-format.md describes; only the last line may be unfinished",
+        todo="restore it from a copy, or cut the lines from there on and go on with --resume",
+    )
+
+
+class RunWriter:
+    """Appends trials to a run file; one writer at a time. A context manager."""
+
+    def __init__(self, path: Path, descriptor: int, run: Run) -> None:
+        self.path = path
+        self.run = run
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, path: Path, header: Header) -> Self:
+        """Start a new run file.
+
+        Raises:
+            InputError: the file exists, or its folder cannot be written to.
+            LanewiseError: there is no space; nothing is left behind.
+        """
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            except FileExistsError as error:
+                raise InputError(
+                    f"run file {path} exists",
+                    expected="a new path",
+                    todo=f"go on with --resume {path}, or name another",
+                ) from error
+        writer = cls(path, descriptor, Run(path=path, header=header, trials=()))
+        try:
+            writer._lock()
+            writer._append(header.to_dict())
+        except BaseException:
+            writer.close()
+            path.unlink(missing_ok=True)
+            raise
+        return writer
+
+    @classmethod
+    def resume(cls, path: Path) -> Self:
+        """Open an existing run file to go on with it; a torn last line moves to `<path>.torn`.
+
+        Raises:
+            InputError: it cannot be opened or read, is damaged, or another writer holds it.
+        """
+        run = read_run(path)
+        with writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        writer = cls(path, descriptor, run)
+        try:
+            writer._lock()
+            writer.run = read_run(path)  # again, now that nobody else writes
+            writer._set_torn_line_aside()
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def append(self, trial: Trial) -> None:
+        """Add one trial, on disk when this returns.
+
+        Raises:
+            LanewiseError: there is no space; the file ends where it did before.
+        """
+        self._append({"kind": "trial", **trial.to_dict()})
+        self.run = Run(path=self.path, header=self.run.header, trials=(*self.run.trials, trial))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        # The lock belongs to this process and ends with it, however it ends; children do not inherit the descriptor.
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                f"run file {self.path} is being written by another process",
+                expected="one writer at a time",
+                todo="wait for it to end, or start a run of your own with another path",
+            ) from error
+
+    def _append(self, document: dict[str, Any]) -> None:
+        # A lone surrogate (bytes that are no UTF-8 in some program's output) would not encode.
+        text = _SURROGATE.sub("\ufffd", json.dumps(document, ensure_ascii=False, allow_nan=False))
+        data = text.encode() + b"\n"
+        with writing(self.path):
+            before = os.fstat(self._descriptor).st_size
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
+                os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, before)
+                raise
+
+    def _set_torn_line_aside(self) -> None:
+        if not self.run.torn:
+            return
+        whole = os.fstat(self._descriptor).st_size - self.run.torn
+        with writing(self.path):
+            torn = os.pread(self._descriptor, self.run.torn, whole)
+            with self.path.with_name(self.path.name + ".torn").open("ab") as aside:
+                aside.write(torn + b"\n")
+                aside.flush()
+                os.fsync(aside.fileno())
+            os.ftruncate(self._descriptor, whole)

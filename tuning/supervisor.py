@@ -1,0 +1,121 @@
+"""Runs one command and leaves nothing of it behind, whatever happens to the harness that asked for it.
+
+    python supervisor.py --scratch DIR [--scratch DIR ...] -- COMMAND [ARGUMENT ...]
+
+It makes each DIR (private; it must not exist), runs COMMAND with the first as TMPDIR, and ends with COMMAND's exit code
+(128 + signal, as shells do). Standard input is its lifeline: when the other end closes it, by intent or because the
+harness was killed, everything that COMMAND started is killed. In every case no descendant survives and no DIR stays.
+
+A process group would not be enough: Open MPI gives every rank a session of its own. So this process makes itself the
+reaper of its orphans (prctl(2), PR_SET_CHILD_SUBREAPER): whatever COMMAND starts stays below it in the process tree.
+It is a program of its own, of the standard library only, because it has to outlive the harness.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIFELINE = 0
+_KILL_SECONDS = 10.0
+"""How long to go on killing; only a process stuck in the kernel outlasts it."""
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the module says; the exit code."""
+    scratch, command = _parse(arguments)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Ctrl-C and a terminal's hang-up are for the harness, which then closes the lifeline.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    asked, ask = os.pipe()
+    os.set_blocking(ask, False)
+    signal.set_wakeup_fd(ask)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    made: list[Path] = []
+    try:
+        for folder in scratch:
+            folder.mkdir(mode=0o700, parents=True)
+            made.append(folder)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(scratch[0])},
+            # Where this process itself is killed, the command goes with it.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - no threads here
+        )
+        code = _wait(child, asked)
+    except OSError as error:
+        print(f"supervisor: cannot run {command[0]}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        code = 127
+    finally:
+        survivors = kill_descendants()
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+    if survivors:
+        print(f"supervisor: could not kill {survivors}", file=sys.stderr, flush=True)  # noqa: T201
+    return code
+
+
+def _parse(arguments: list[str]) -> tuple[list[Path], list[str]]:
+    split = arguments.index("--")
+    options, command = arguments[:split], arguments[split + 1 :]
+    if not command or len(options) < 2 or set(options[::2]) != {"--scratch"}:
+        raise SystemExit(__doc__)
+    return [Path(folder) for folder in options[1::2]], command
+
+
+def _wait(child: subprocess.Popen[bytes], asked: int) -> int:
+    """Until the command ends, the lifeline closes or SIGTERM comes; the command's exit code, or 128 + SIGTERM."""
+    watched = [_LIFELINE, asked]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if asked in ready and signal.SIGTERM in os.read(asked, 4096):
+            return 128 + signal.SIGTERM
+        if (code := child.poll()) is not None:
+            return code if code >= 0 else 128 - code
+        if _LIFELINE in ready and not os.read(_LIFELINE, 4096):
+            return 128 + signal.SIGTERM
+
+
+def kill_descendants() -> list[int]:
+    """Kill every process below this one, again until none is left; those that would not go."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (alive := _descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in alive:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+    return alive
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                # The command name may hold blanks and brackets; what follows the last bracket does not.
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    below = {root}
+    while found := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= found
+    return sorted(below - {root})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
