@@ -43,12 +43,18 @@ RUNS = "runs"
 Verb = Callable[..., ExitCode | None]
 
 
-def verb(**help_texts: str) -> Callable[[Verb], Task[Any]]:
-    """Make a function an invoke task: help for every option with its default, errors as text and exit code."""
+def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
+    """Make a function an invoke task: help for every option with its default, errors as text and exit code.
+
+    Args:
+        positional: options that may also be given by position.
+        help_texts: help for every option.
+    """
 
     def decorate(function: Verb) -> Task[Any]:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        if {p.name for p in parameters} != set(help_texts):
+        signature = inspect.signature(function)
+        options = list(signature.parameters.values())[1:]
+        if {option.name for option in options} != set(help_texts):
             raise TypeError(f"{function.__name__}: every option has a help text, and no others")
 
         @functools.wraps(function)
@@ -56,17 +62,43 @@ def verb(**help_texts: str) -> Callable[[Verb], Task[Any]]:
             if code := guarded(function, *args, **kwargs):
                 raise Exit(code=int(code))
 
-        shown = {p.name: _with_default(help_texts[p.name], p.default) for p in parameters}
-        lists = [p.name for p in parameters if p.default == ()]
-        positional = [p.name for p in parameters if p.default is inspect.Parameter.empty]
-        made: Task[Any] = task(help=shown, iterable=lists, positional=positional, auto_shortflags=False)(run)
+        typed = positional[: _bare_words(function.__name__, options)]
+        required = dict.fromkeys(typed, inspect.Parameter.empty)
+        parameters = [p.replace(default=required.get(p.name, p.default)) for p in signature.parameters.values()]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        made: Task[Any] = task(
+            help={option.name: _with_default(help_texts[option.name], option.default) for option in options},
+            iterable=[option.name for option in options if option.default is None],
+            positional=list(typed),
+            auto_shortflags=False,
+        )(run)
         return made
 
     return decorate
 
 
+def _bare_words(name: str, options: list[inspect.Parameter]) -> int:
+    """How many words without an option the user typed for a verb.
+
+    invoke has no optional positional arguments: either they are demanded, or not taken. So what is demanded is what
+    was typed.
+    """
+    words = sys.argv[1:]
+    verb_name = name.replace("_", "-")
+    if verb_name not in words:
+        return 0
+    with_value = {"--" + option.name.replace("_", "-") for option in options if option.default is not False}
+    count, rest = 0, iter(words[words.index(verb_name) + 1 :])
+    for word in rest:
+        if word in with_value:
+            next(rest, None)
+        elif not word.startswith("-"):
+            count += 1
+    return count
+
+
 def _with_default(text: str, default: object) -> str:
-    if default in ("", (), False, None) or default is inspect.Parameter.empty:
+    if default in ("", None, False):
         return text
     return f"{text} (default: {default})"
 
@@ -172,8 +204,8 @@ def bench_allreduce(
     python: str = "",
     ranks: int = 4,
     launches: int = 5,
-    rounds: int = 10,
-    samples: int = 3,
+    rounds: int = 15,
+    samples: int = 2,
     margin: int = 0,
     timeout: int = 60,
     seed: int = 0,
@@ -189,7 +221,7 @@ def bench_allreduce(
             Environment(name=name.strip(), python=python or sys.executable) for name in environments.split(",")
         )
         run = _start(
-            named, engine=engine, workload=workload, ranks=ranks, launches=launches, candidates=candidates, 
+            named, engine=engine, workload=workload, ranks=ranks, launches=launches, candidates=candidates,
             rounds=rounds, samples=samples, margin=margin, timeout=timeout, seed=seed, output=output,
         )  # fmt: skip
     overview = comparing.overview(run)
@@ -202,6 +234,8 @@ def bench_allreduce(
 
 
 @verb(
+    "a",
+    "b",
     a="what to compare with: a candidate, a toolchain or image, or environment:candidate (default: all in the run)",
     b="what is held against it",
     run="run file (default: the newest in runs/); two are described only: A of the first, B of the second",
@@ -209,13 +243,15 @@ def bench_allreduce(
     json="print as JSON",
 )
 def compare(
-    _context: Context, a: str = "", b: str = "", run: tuple[str, ...] = (), fail_on: str = "", json: bool = False
+    _context: Context, a: str = "", b: str = "", run: list[str] | None = None, fail_on: str = "", json: bool = False
 ) -> ExitCode | None:
     """Compare arms of a run: per message size, with intervals, outcomes and what else differs."""
-    wanted = _outcomes(fail_on)
-    if len(run) > 2:
-        raise InputError(f"--run was given {len(run)} times", expected="one run file, or two", todo="name at most two")
-    files = [read_run(Path(path)) for path in run] or [_newest_run()]
+    wanted, paths = _outcomes(fail_on), run or []
+    if len(paths) > 2:
+        raise InputError(
+            f"--run was given {len(paths)} times", expected="one run file, or two", todo="name at most two"
+        )
+    files = [read_run(Path(path)) for path in paths] or [_newest_run()]
     first, last = files[0], files[-1]
     if bool(a) != bool(b):
         raise InputError(
@@ -260,8 +296,8 @@ def _start(
     seed: int,
     output: str,
     engine: str = "mpi",
-    rounds: int = 10,
-    samples: int = 3,
+    rounds: int = 15,
+    samples: int = 2,
     margin: int = 0,
     timeout: int = 60,
 ) -> Run:

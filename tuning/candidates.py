@@ -43,7 +43,6 @@ _MPI = (
     # Open MPI falls back to plain ring where a rank's block is no longer than a segment: 1 KiB splits 14 KiB on 8.
     _tuned("segmented_ring", 5, "ring, each block cut in segments of 1 KiB", segment_bytes=1024),
     _tuned("rabenseifner", 6, "recursive halving reduce-scatter, then recursive doubling all-gather"),
-    _tuned("allgather_reduce", 7, "all-gather whole messages, reduce locally (one-shot)"),
     Candidate(
         name="default_tcp",
         engine="mpi",

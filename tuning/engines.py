@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -78,19 +77,13 @@ class MpiEngine:
 
     def variables(self, shared_memory: Path) -> dict[str, str]:
         """See Engine. Segments go to a folder of the launch's own, which is removed whatever happens to the ranks."""
-        return {"OMPI_MCA_btl_sm_backing_directory": str(shared_memory), **MPI_VARIABLES}
+        return {"OMPI_MCA_btl_sm_backing_directory": str(shared_memory)}
 
     @staticmethod
     def _mpirun(environment: Environment) -> str | None:
         python = shutil.which(environment.python)
         beside = Path(python).parent / "mpirun" if python else None
         return str(beside) if beside and os.access(beside, os.X_OK) else shutil.which("mpirun")
-
-
-MPI_VARIABLES: Mapping[str, str] = {
-    # One machine only: no remote shell is looked for, none is needed.
-    "PRTE_MCA_plm": "isolated",
-}
 
 
 def job(plan: Plan, launch: Launch) -> dict[str, object]:

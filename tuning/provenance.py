@@ -25,7 +25,7 @@ _DESCRIBE = ROOT / "tuning/workers/describe.py"
 _SECONDS = 60
 _PREFIXES = (
     "NCCL_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "CUDA_", "NVIDIA_", "TORCH_", "PYTORCH_", "SGLANG_", "SGL_",
-    "FLASHINFER_",     "TRITON_", "VLLM_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "MPI4PY_", "MALLOC_", "HWLOC_", "LANEWISE_",
+    "FLASHINFER_", "TRITON_", "VLLM_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "MPI4PY_", "MALLOC_", "HWLOC_",
 )  # fmt: skip
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PATH", "TMPDIR", "HOSTNAME")
 

@@ -508,7 +508,7 @@ def in_own_mounts(project: Project, mount: str) -> subprocess.CompletedProcess[s
     trial = subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
     if trial.returncode:
         pytest.skip(f"needs mounts of its own, which are not to be had here: {trial.stderr.strip()}")
-    command = [*unshare, "sh", "-c", f'{mount} && cd "$1" && exec ./inv', "sh", project.root]
+    command: list[str | Path] = [*unshare, "sh", "-c", f'{mount} && cd "$1" && exec ./inv', "sh", project.root]
     return subprocess.run(command, env=project.env, capture_output=True, text=True)
 
 
