@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from invoke.collection import Collection
@@ -43,6 +43,28 @@ RUNS = "runs"
 Verb = Callable[..., ExitCode | None]
 
 
+class _NumberType(type):
+    """Makes `Number` look like int to invoke, whose help then says INT."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is int or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(int)
+
+
+class Number(int, metaclass=_NumberType):
+    """An option's whole number; what is none ends as an error in three parts instead of a traceback."""
+
+    def __new__(cls, value: str | int) -> Self:
+        """Parse what was typed."""
+        try:
+            return super().__new__(cls, value)
+        except ValueError:
+            error = InputError(f"{value!r} is given for a number", expected="a whole number, e.g. 4", todo="correct it")
+            raise Exit(f"error: {error}", code=int(error.exit_code)) from None
+
+
 def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
     """Make a function an invoke task: help for every option with its default, errors as text and exit code.
 
@@ -64,7 +86,9 @@ def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
 
         typed = positional[: _bare_words(function.__name__, options)]
         required = dict.fromkeys(typed, inspect.Parameter.empty)
-        parameters = [p.replace(default=required.get(p.name, p.default)) for p in signature.parameters.values()]
+        parameters = [
+            p.replace(default=required.get(p.name, _parsed(p.default))) for p in signature.parameters.values()
+        ]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         made: Task[Any] = task(
             help={option.name: _with_default(help_texts[option.name], option.default) for option in options},
@@ -75,6 +99,10 @@ def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
         return made
 
     return decorate
+
+
+def _parsed(default: object) -> object:
+    return Number(default) if type(default) is int else default
 
 
 def _bare_words(name: str, options: list[inspect.Parameter]) -> int:

@@ -56,6 +56,7 @@ class LaunchLog:
     _doing: str = ""
     _done: bool = False
     _garbled: str = ""
+    _garbled_at: str = ""
     _failed: str = ""
 
     def feed(self, line: str) -> None:
@@ -67,7 +68,9 @@ class LaunchLog:
         try:
             self._event(json.loads(line[len(MARK) :]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self._garbled = self._garbled or f"{type(error).__name__} in {line[: len(MARK) + 80].rstrip()!r}"
+            if not self._garbled:
+                self._garbled = f"{type(error).__name__} in {line[: len(MARK) + 80].rstrip()!r}"
+                self._garbled_at = self._at
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -141,7 +144,8 @@ class LaunchLog:
         A breakage belongs to the arm that the worker was busy with, or to all of them where it had not begun with any.
         """
         results: dict[tuple[str, str], Result] = {}
-        blamed = {self._at} if self._at else {arm.key for arm in self.arms}
+        culprit = self._garbled_at if self._garbled else self._at
+        blamed = {culprit} if culprit else {arm.key for arm in self.arms}
         for arm in self.arms:
             for message in self.messages:
                 at = (arm.key, message)

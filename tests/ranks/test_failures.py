@@ -114,7 +114,7 @@ def test_a_rank_killed_from_outside(tmp_path: Path) -> None:
         [sys.executable, "-c", code, pickle.dumps(plan).hex(), str(tmp_path / "r.jsonl")], cwd=ROOT
     )
     time.sleep(2.5)
-    ranks = [line for line in marked(str(tmp_path)) if "mpi_allreduce" in line and "mpirun" not in line]
+    ranks = [line for line in marked(str(tmp_path)) if "mpi_allreduce" in line and "oversubscribe" not in line]
     assert len(ranks) == plan.ranks, ranks
     os.kill(int(ranks[1].split(":")[0]), signal.SIGKILL)
     assert harness.wait(30) == 0

@@ -89,6 +89,11 @@ def test_what_cannot_be_understood_is_unreadable(line: str) -> None:
     assert len(results["a#0"].reason) < 300
 
 
+def test_a_garbled_line_is_blamed_on_the_arm_that_wrote_it() -> None:
+    _, results = ending(log_of(READY, begin("b#0"), MARK + "{", begin("a#0"), samples("a#0", 1), DONE))
+    assert {key: result.status for key, result in results.items()} == {"b#0": Status.UNREADABLE}
+
+
 def test_an_end_without_done_or_without_samples_is_unreadable() -> None:
     _, results = ending(log_of(READY, begin("a#0"), samples("a#0", 1)))
     assert results["a#0"].status is Status.UNREADABLE
