@@ -232,8 +232,8 @@ def bench_allreduce(
     python: str = "",
     ranks: int = 4,
     launches: int = 5,
-    rounds: int = 15,
-    samples: int = 2,
+    rounds: int = 40,
+    samples: int = 1,
     margin: int = 0,
     timeout: int = 60,
     seed: int = 0,
@@ -324,8 +324,8 @@ def _start(
     seed: int,
     output: str,
     engine: str = "mpi",
-    rounds: int = 15,
-    samples: int = 2,
+    rounds: int = 40,
+    samples: int = 1,
     margin: int = 0,
     timeout: int = 60,
 ) -> Run:
@@ -392,7 +392,7 @@ def _newest_run() -> Run:
 def _show(shown: RenderableType, run: Run) -> None:
     talk.put(shown)
     if failed := comparing.failures(run):
-        talk.put(view.show_failures(failed))
+        talk.put(view.show_failures(failed, run.launches))
     talk.put(view.legend())
 
 
@@ -401,7 +401,7 @@ def _document(comparisons: list[comparing.Comparison], run: Run, warnings: tuple
         "run": str(run.path),
         "comparisons": [view.to_document(comparison) for comparison in comparisons],
         "warnings": list(warnings),
-        "failures": view.failures_document(comparing.failures(run)),
+        "failures": view.failures_document(comparing.failures(run), run.launches),
     }
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lanewise.errors import InputError, LanewiseError
+from lanewise.errors import InputError
 from lanewise.redact import Redactor
 from tuning.engines import Engine, worker_identity
 from tuning.launch import run_launch, sweep_stale_scratch
-from tuning.plan import Arm, Launch, Plan, validate
+from tuning.plan import Arm, Case, Launch, Plan, validate
 from tuning.provenance import describe_environment, make_header, node_record
 from tuning.runfile import Header, Run, RunWriter
 from tuning.trial import Status, Trial
@@ -117,26 +117,15 @@ def _complete(writer: RunWriter, engine: Engine, plan: Plan, launch: Launch, red
     arms = launch.arms
     while arms:
         barred = {arm.key: why for arm in arms if (why := _barred(launch, arm, writer.run.trials))}
-        for arm in arms:
-            if arm.key in barred:
-                _append(
-                    writer, [_skipped(launch, arm, message.name, barred[arm.key]) for message in plan.workload.messages]
-                )
+        skipped = [arm for arm in arms if arm.key in barred]
+        writer.append(*(_skipped(launch, arm, case, barred[arm.key]) for arm in skipped for case in plan.cases))
         arms = tuple(arm for arm in arms if arm.key not in barred)
         if not arms:
             return
         outcome = run_launch(engine, plan, replace(launch, arms=arms), redact)
-        _append(writer, outcome.trials)
+        writer.append(outcome.record, *outcome.trials)
         told = {(trial.candidate, trial.copy) for trial in outcome.trials}
-        rest = tuple(arm for arm in arms if (arm.candidate.name, arm.copy) not in told)
-        if len(rest) == len(arms):  # cannot be: a breakage is somebody's
-            raise LanewiseError("a launch told nothing", expected="a result for some arm", todo="report this")
-        arms = rest
-
-
-def _append(writer: RunWriter, trials: Iterable[Trial]) -> None:
-    for trial in trials:
-        writer.append(trial)
+        arms = tuple(arm for arm in arms if (arm.candidate.name, arm.copy) not in told)
 
 
 def _barred(launch: Launch, arm: Arm, trials: tuple[Trial, ...]) -> str:
@@ -156,12 +145,15 @@ def _barred(launch: Launch, arm: Arm, trials: tuple[Trial, ...]) -> str:
     return ""
 
 
-def _skipped(launch: Launch, arm: Arm, message: str, why: str) -> Trial:
+def _skipped(launch: Launch, arm: Arm, case: Case, why: str) -> Trial:
+    message, mode, working_set = case.key
     return Trial(
         environment=launch.environment.name,
         candidate=arm.candidate.name,
         copy=arm.copy,
         message=message,
+        mode=mode,
+        working_set=working_set,
         repetition=launch.repetition,
         launch="",
         status=Status.SKIPPED,
@@ -172,12 +164,8 @@ def _skipped(launch: Launch, arm: Arm, message: str, why: str) -> Trial:
 def _missing(plan: Plan, launch: Launch, trials: tuple[Trial, ...]) -> bool:
     """Whether the run file lacks any trial of this launch."""
     told = {
-        (trial.candidate, trial.copy, trial.message)
+        (trial.candidate, trial.copy, trial.case)
         for trial in trials
         if trial.environment == launch.environment.name and trial.repetition == launch.repetition
     }
-    return any(
-        (arm.candidate.name, arm.copy, message.name) not in told
-        for arm in launch.arms
-        for message in plan.workload.messages
-    )
+    return any((arm.candidate.name, arm.copy, case.key) not in told for arm in launch.arms for case in plan.cases)

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from lanewise.errors import InputError
 from tuning.differences import between_environments, between_runs
+from tuning.intervals import Floats
 from tuning.metrics import METRICS
+from tuning.plan import Case
+from tuning.protocol import CaseKey
 from tuning.runfile import Kind, Run
 from tuning.stats import (
     Judgement,
@@ -16,13 +19,12 @@ from tuning.stats import (
     judge,
     mean_over_sizes,
     own_launch_floor,
-    paired_log_ratios,
     shared_launch_floor,
 )
 from tuning.trial import Trial
-from tuning.workload import Message
 
 _METRIC = METRICS["time_us"]
+Pairs = dict[int, tuple[Trial, Trial]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One message size: medians over launches in the metric's unit, and the judgement of B against A."""
+    """One case: medians over launches in the metric's unit, and the judgement of B against A."""
 
-    message: Message
+    case: Case
+    label: str
     a: float | None
     b: float | None
     judgement: Judgement
@@ -57,8 +60,8 @@ class Comparison:
         a: the baseline of the comparison.
         b: what is held against it.
         pairing: "same launch" (both arms in one process), "neighbours" (launches interleaved A B B A) or "none".
-        rows: per message size.
-        overall: over the geometric mean of all sizes.
+        rows: per case: message, mode, working set.
+        overall: over the geometric mean of all cases.
         margin: the run's equivalence margin.
         differs: what else differs between the two, in words.
         warnings: what weakens the comparison; each ends in advice.
@@ -188,7 +191,7 @@ def run_warnings(run: Run) -> Iterable[str]:
     """What weakens every comparison of a run; each ends in advice."""
     if run.torn:
         yield f"the last line of {run.path} is torn and was left out; --resume sets it aside and goes on"
-    loads = [trial.load for trial in run.trials if trial.load is not None][:1]  # later ones hold our own ranks
+    loads = [launch.load for launch in run.launches.values() if launch.load is not None][:1]  # later: our own ranks
     threads = run.header.node.get("cpu", {}).get("threads")
     if loads and isinstance(threads, int) and loads[0] > threads / 2:
         yield (
@@ -197,14 +200,14 @@ def run_warnings(run: Run) -> Iterable[str]:
         )
 
 
-def medians(side: Side, message: str, copy: int = 0) -> dict[int, Trial]:
+def medians(side: Side, case: CaseKey, copy: int = 0) -> dict[int, Trial]:
     """By repetition, the last trial with numbers of that side; a repetition run again after a crash counts once."""
     return {
         trial.repetition: trial
         for trial in side.run.trials
         if trial.ok
-        and (trial.environment, trial.candidate, trial.message, trial.copy)
-        == (side.environment, side.candidate, message, copy)
+        and (trial.environment, trial.candidate, trial.case, trial.copy)
+        == (side.environment, side.candidate, case, copy)
     }
 
 
@@ -220,16 +223,14 @@ def failures(run: Run) -> list[Trial]:
 def _judge(a: Side, b: Side) -> Comparison:
     plan = a.run.header.plan
     shared = _share_launches(a, b)
-    rows, ratios, floors = [], [], []
-    for message in plan.workload.messages:
-        pairs = _pairs(a, b, message.name, shared=shared)
-        floor = _floor_pairs(a, message.name) if shared else pairs
-        values = [[pair[side].median for pair in pairs.values()] for side in (0, 1)]
-        ratios.append(dict(zip(pairs, map(float, paired_log_ratios(*values)), strict=True)))
-        floors.append({repetition: (x.median, y.median) for repetition, (x, y) in floor.items()})
-        judgement = _judgement(plan.margin, [ratios[-1]], [floors[-1]], shared=shared)
-        rows.append(Row(message=message, a=_middle(values[0]), b=_middle(values[1]), judgement=judgement))
-    overall = _judgement(plan.margin, ratios, floors, shared=shared)
+    rows, pairs, floors = [], [], []
+    for case in plan.cases:
+        pairs.append(_join(medians(a, case.key), medians(b, case.key), shared=shared))
+        floors.append(_floor_pairs(a, case.key) if shared else pairs[-1])
+        middles = [_middle([pair[side].median for pair in pairs[-1].values()]) for side in (0, 1)]
+        judgement = _judgement(plan.margin, pairs[-1:], floors[-1:], shared=shared)
+        rows.append(Row(case=case, label=plan.label(case), a=middles[0], b=middles[1], judgement=judgement))
+    overall = _judgement(plan.margin, pairs, floors, shared=shared)
     differs = between_environments(a.run.header, a.environment, b.environment) + _between_candidates(a, b)
     return Comparison(
         a=a,
@@ -244,19 +245,28 @@ def _judge(a: Side, b: Side) -> Comparison:
     )
 
 
-def _judgement(
-    margin: float, ratios: list[dict[int, float]], floors: list[dict[int, tuple[float, float]]], *, shared: bool
-) -> Judgement:
-    """Judge log ratios by repetition, one mapping a message size, over the repetitions that all sizes have."""
-    complete = sorted(set.intersection(*map(set, ratios)))
-    means = mean_over_sizes([[by_repetition[r] for r in complete] for by_repetition in ratios])
-    known = sorted(set.intersection(*map(set, floors)))
+def _judgement(margin: float, pairs: list[Pairs], floors: list[Pairs], *, shared: bool) -> Judgement:
+    """Judge pairs of trials by repetition, one mapping a case, over the repetitions that all cases have."""
+    floor = _shared_floor(floors) if shared else _own_floor(floors)
+    return judge(_log_ratios(pairs), margin=margin, floor=floor, lower_is_better=_METRIC.lower_is_better)
+
+
+def _log_ratios(pairs: list[Pairs]) -> Floats:
+    """Per repetition the log ratio, of the geometric mean where there are several cases."""
+    complete = sorted(set.intersection(*map(set, pairs)))
+    return mean_over_sizes([[case[r][1].log_ratio_to(case[r][0]) for r in complete] for case in pairs])
+
+
+def _shared_floor(pairs: list[Pairs]) -> float | None:
+    return shared_launch_floor(_log_ratios(pairs))
+
+
+def _own_floor(pairs: list[Pairs]) -> float | None:
+    complete = sorted(set.intersection(*map(set, pairs)))
     first, second = (
-        [statistics.geometric_mean(by_repetition[r][side] for by_repetition in floors) for r in known]
-        for side in (0, 1)
+        [statistics.geometric_mean(case[r][side].median for case in pairs) for r in complete] for side in (0, 1)
     )
-    floor = shared_launch_floor(first, second) if shared else own_launch_floor(first, second)
-    return judge(means, margin=margin, floor=floor, lower_is_better=_METRIC.lower_is_better)
+    return own_launch_floor(first, second)
 
 
 def _share_launches(a: Side, b: Side) -> bool:
@@ -264,21 +274,14 @@ def _share_launches(a: Side, b: Side) -> bool:
     return a.environment == b.environment and needs[a.candidate] == needs[b.candidate]
 
 
-Pairs = dict[int, tuple[Trial, Trial]]
-
-
-def _pairs(a: Side, b: Side, message: str, *, shared: bool) -> Pairs:
-    """By repetition, trials that belong together: of one launch, or of neighbours in the interleaved schedule."""
-    return _join(medians(a, message), medians(b, message), shared=shared)
-
-
-def _floor_pairs(side: Side, message: str) -> Pairs:
+def _floor_pairs(side: Side, case: CaseKey) -> Pairs:
     """By repetition, the baseline and its second copy, which are the same thing."""
     baseline = Side(environment=side.environment, candidate=side.run.header.plan.baseline, run=side.run)
-    return _join(medians(baseline, message), medians(baseline, message, copy=1), shared=True)
+    return _join(medians(baseline, case), medians(baseline, case, copy=1), shared=True)
 
 
 def _join(a: dict[int, Trial], b: dict[int, Trial], *, shared: bool) -> Pairs:
+    """By repetition, trials that belong together: of one launch, or of neighbours in the interleaved schedule."""
     both = {repetition: (a[repetition], b[repetition]) for repetition in sorted(a.keys() & b.keys())}
     return {r: pair for r, pair in both.items() if not shared or pair[0].launch == pair[1].launch}
 
@@ -290,14 +293,16 @@ def _middle(values: Sequence[float]) -> float | None:
 def _describe(a: Side, b: Side) -> Comparison:
     """Two run files: not interleaved, so whatever changed on the machine in between would be taken for a difference."""
     why = "two run files were not interleaved: described, never judged"
-    messages_b = {(m.bytes, m.calls): m for m in b.run.header.plan.workload.messages}
+    plan = a.run.header.plan
+    cases_b = {(c.message.bytes, c.message.calls, c.mode, c.working_set): c for c in b.run.header.plan.cases}
     rows = []
-    for message in a.run.header.plan.workload.messages:
-        other = messages_b.get((message.bytes, message.calls))
-        value_a = _middle([t.median for t in medians(a, message.name).values()])
-        value_b = _middle([t.median for t in medians(b, other.name).values()]) if other else None
+    for case in plan.cases:
+        other = cases_b.get((case.message.bytes, case.message.calls, case.mode, case.working_set))
+        value_a = _middle([t.median for t in medians(a, case.key).values()])
+        value_b = _middle([t.median for t in medians(b, other.key).values()]) if other else None
         ratio = value_b / value_a if value_a and value_b else None
-        rows.append(Row(message=message, a=value_a, b=value_b, judgement=_not_comparable(ratio, why)))
+        judgement = _not_comparable(ratio, why)
+        rows.append(Row(case=case, label=plan.label(case), a=value_a, b=value_b, judgement=judgement))
     ratios = [row.judgement.ratio for row in rows if row.judgement.ratio]
     overall = _not_comparable(statistics.geometric_mean(ratios) if ratios else None, why)
     return Comparison(
@@ -306,7 +311,7 @@ def _describe(a: Side, b: Side) -> Comparison:
         pairing="none",
         rows=tuple(rows),
         overall=overall,
-        margin=a.run.header.plan.margin,
+        margin=plan.margin,
         differs=tuple(between_runs(a.run.header, b.run.header, a.environment, b.environment)),
         warnings=("these are two runs; put both arms into one: ./inv campaign, or ./inv bench-allreduce with both",),
         notes=(),
@@ -353,7 +358,7 @@ def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable
 
 def _jump(side: Side) -> float:
     """Largest ratio between two launches of the same arm and message."""
-    values = [[t.median for t in medians(side, m.name).values()] for m in side.run.header.plan.workload.messages]
+    values = [[t.median for t in medians(side, case.key).values()] for case in side.run.header.plan.cases]
     return max((max(v) / min(v) for v in values if v), default=1.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,7 @@ from rich.text import Text
 from tuning.compare import Comparison, Overview, Row
 from tuning.metrics import METRICS
 from tuning.stats import Judgement, Outcome
-from tuning.trial import Trial
+from tuning.trial import LaunchRecord, Trial
 
 _METRIC = METRICS["time_us"]
 _STYLES = {
@@ -80,7 +80,7 @@ def table(comparison: Comparison) -> Table:
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("outcome", no_wrap=True)
     for row in comparison.rows:
-        view.add_row(row.message.name, f"{row.message.bytes:,}", _value(row.a), _value(row.b), *_cells(row.judgement))
+        view.add_row(row.label, f"{row.case.message.bytes:,}", _value(row.a), _value(row.b), *_cells(row.judgement))
     view.add_row("geometric mean", "", "", "", *_cells(comparison.overall), end_section=True)
     return view
 
@@ -110,9 +110,9 @@ def candidates_table(environment: str, comparisons: Sequence[Comparison]) -> Ren
     view.add_column("candidate")
     per_message = len(rows) <= _MOST_MESSAGE_COLUMNS
     for row in rows if per_message else ():
-        view.add_column(f"{row.message.name}, {row.message.bytes:,} B", justify="right", no_wrap=True)
+        view.add_column(f"{row.label}, {row.case.message.bytes:,} B", justify="right", no_wrap=True)
         view.add_column("")
-    for heading in ("all sizes B/A", "95 % interval", "floor", "detectable", "n"):
+    for heading in ("all B/A", "95 % interval", "floor", "detectable", "n"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("outcome", no_wrap=True)
     blank = [cell for row in rows for cell in (_with_unit(row.a), "")] if per_message else []
@@ -169,13 +169,18 @@ def show(comparison: Comparison) -> RenderableType:
     return Group(*lines)
 
 
-def show_failures(trials: Sequence[Trial]) -> RenderableType:
+def show_failures(trials: Sequence[Trial], launches: Mapping[str, LaunchRecord]) -> RenderableType:
     """Failed and skipped trials with their reasons."""
     lines = [Text("without numbers:")]
     for trial in trials:
         lines.append(Text(f"  {trial.environment}:{trial.candidate}: {trial.status}: {trial.reason}"))
-        lines += [Text(f"    | {line}", style="dim") for line in trial.output[-3:]]
+        lines += [Text(f"    | {line}", style="dim") for line in _output(trial, launches)[-3:]]
     return Group(*lines)
+
+
+def _output(trial: Trial, launches: Mapping[str, LaunchRecord]) -> tuple[str, ...]:
+    launch = launches.get(trial.launch)
+    return launch.output if launch else ()
 
 
 def legend() -> Text:
@@ -214,10 +219,17 @@ def to_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row_document(row: Row) -> dict[str, Any]:
-    message = row.message
-    return {"message": message.name, "bytes": message.bytes, "calls": message.calls, "a": row.a, "b": row.b} | (
-        _judgement_document(row.judgement)
-    )
+    case, message = row.case, row.case.message
+    return {
+        "message": message.name,
+        "bytes": message.bytes,
+        "calls": message.calls,
+        "mode": case.mode,
+        "working_set": case.working_set,
+        "a": row.a,
+        "b": row.b,
+        **_judgement_document(row.judgement),
+    }
 
 
 def _judgement_document(judgement: Judgement) -> dict[str, Any]:
@@ -225,10 +237,10 @@ def _judgement_document(judgement: Judgement) -> dict[str, Any]:
     return {**fields, "outcome": str(judgement.outcome)}
 
 
-def failures_document(trials: Iterable[Trial]) -> list[dict[str, Any]]:
-    """For --json: the failed and skipped trials without their commands."""
-    keys = ("environment", "candidate", "message", "repetition", "status", "reason", "output")
-    return [{key: getattr(trial, key) for key in keys} for trial in trials]
+def failures_document(trials: Iterable[Trial], launches: Mapping[str, LaunchRecord]) -> list[dict[str, Any]]:
+    """For --json: the failed and skipped trials with the last lines that their launches said."""
+    keys = ("environment", "candidate", "message", "mode", "working_set", "repetition", "status", "reason")
+    return [{key: getattr(t, key) for key in keys} | {"output": _output(t, launches)} for t in trials]
 
 
 def outcomes(comparisons: Iterable[Comparison]) -> set[Outcome]:

@@ -19,8 +19,8 @@ from typing import IO
 from lanewise.redact import Redactor
 from tuning.engines import Engine
 from tuning.plan import Launch, Plan
-from tuning.protocol import MARK, Ending, LaunchLog, Result
-from tuning.trial import Trial
+from tuning.protocol import MARK, Ending, LaunchLog
+from tuning.trial import LaunchRecord, Trial
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; the folder made there is private
@@ -30,10 +30,10 @@ _SCRATCH_PREFIX = "lanewise-"
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOutcome:
-    """What came of a launch: its trials, and what broke it, if anything did."""
+    """What came of a launch: its record and its trials."""
 
+    record: LaunchRecord
     trials: tuple[Trial, ...]
-    breakage: Result | None
 
 
 def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> LaunchOutcome:
@@ -48,32 +48,40 @@ def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> 
     command = engine.command(plan, launch)
     started, clock = datetime.now(UTC), time.monotonic()
     load = _load_average()
-    log = LaunchLog(arms=launch.arms, messages=tuple(message.name for message in plan.workload.messages))
+    log = LaunchLog(arms=launch.arms, cases=tuple(case.key for case in plan.cases))
     ending, code = _supervise(command, engine, launch, plan.timeout, log.feed)
     breakage = log.breakage(ending, code, plan.timeout)
+    arms = {arm.key: arm for arm in launch.arms}
     identifier = uuid.uuid4().hex[:12]
-    trials = []
-    for (key, message), result in log.results(breakage).items():
-        name, _, copy = key.rpartition("#")
-        trials.append(
-            Trial(
-                environment=launch.environment.name,
-                candidate=name,
-                copy=int(copy),
-                message=message,
-                repetition=launch.repetition,
-                launch=identifier,
-                status=result.status,
-                reason=redact(result.reason),
-                samples=result.samples,
-                command=tuple(redact.all(command)),
-                started=started.isoformat(timespec="milliseconds"),
-                seconds=round(time.monotonic() - clock, 3),
-                load=load,
-                output=() if result.samples else tuple(redact.all(log.tail)),
-            )
+    trials = tuple(
+        Trial(
+            environment=launch.environment.name,
+            candidate=arms[key].candidate.name,
+            copy=arms[key].copy,
+            message=message,
+            mode=mode,
+            working_set=working_set,
+            repetition=launch.repetition,
+            launch=identifier,
+            status=result.status,
+            reason=redact(result.reason),
+            samples=result.samples,
+            choice=result.choice,
         )
-    return LaunchOutcome(trials=tuple(trials), breakage=breakage)
+        for (key, (message, mode, working_set)), result in log.results(breakage).items()
+    )
+    record = LaunchRecord(
+        launch=identifier,
+        environment=launch.environment.name,
+        repetition=launch.repetition,
+        command=tuple(redact.all(command)),
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round(time.monotonic() - clock, 3),
+        load=load,
+        libraries=log.libraries,
+        output=() if all(trial.ok for trial in trials) else tuple(redact.all(log.tail)),
+    )
+    return LaunchOutcome(record=record, trials=trials)
 
 
 def _supervise(

@@ -9,8 +9,10 @@ from typing import Any
 
 from lanewise.errors import InputError
 from tuning.candidates import Candidate
-from tuning.workload import Workload, parse_workload
+from tuning.workload import Message, Workload, parse_workload
 
+MODES = ("graph", "eager")
+WORKING_SETS = ("warm", "cold")
 MARGINS: Mapping[str, float] = {"mpi": 0.10, "cuda": 0.05}
 """Equivalence margin per engine: differences within it are "same". Fixed beforehand and stored in the run."""
 
@@ -28,6 +30,20 @@ class Environment:
     name: str
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a candidate is measured on: a message, called in a mode, on a working set."""
+
+    message: Message
+    mode: str = "eager"
+    working_set: str = "warm"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """As trials and the worker's protocol name it."""
+        return self.message.name, self.mode, self.working_set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +89,8 @@ class Plan:
         engine: what runs it.
         ranks: processes in a launch.
         workload: what is measured.
+        modes: how calls are made: "eager" from the host, "graph" captured into one CUDA graph.
+        working_sets: "warm": one pair of buffers, "cold": more of them than the GPU's L2 cache holds.
         environments: toolchains, each in launches of its own.
         candidates: what is tried in each environment.
         baseline: the candidate that the others are held against.
@@ -88,6 +106,8 @@ class Plan:
     engine: str
     ranks: int
     workload: Workload
+    modes: tuple[str, ...] = ("eager",)
+    working_sets: tuple[str, ...] = ("warm",)
     environments: tuple[Environment, ...]
     candidates: tuple[Candidate, ...]
     baseline: str
@@ -97,6 +117,21 @@ class Plan:
     margin: float
     seed: int
     timeout: float
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What each candidate is measured on."""
+        return tuple(
+            Case(message=message, mode=mode, working_set=working_set)
+            for mode in self.modes
+            for working_set in self.working_sets
+            for message in self.workload.messages
+        )
+
+    def label(self, case: Case) -> str:
+        """The shortest name that tells a case from the run's others."""
+        more = [(case.mode, self.modes), (case.working_set, self.working_sets)]
+        return " ".join([case.message.name, *(value for value, values in more if len(values) > 1)])
 
     def schedule(self) -> tuple[Launch, ...]:
         """Every launch in order: all groups forwards, then backwards, and so on (A B B A for two).
@@ -156,6 +191,7 @@ def parse_plan(document: dict[str, Any]) -> Plan:
     """
     fields = dict(document)
     fields["workload"] = parse_workload(fields["workload"], where="in the run file")
+    fields["modes"], fields["working_sets"] = tuple(fields["modes"]), tuple(fields["working_sets"])
     fields["environments"] = tuple(Environment(**env) for env in fields["environments"])
     fields["candidates"] = tuple(Candidate(**candidate) for candidate in fields["candidates"])
     plan = Plan(**fields)
@@ -186,6 +222,11 @@ def validate(plan: Plan) -> None:
         raise InputError(f"--margin is {plan.margin}", expected="a fraction from 0.001 to 1", todo="correct it")
     if not 1 <= plan.timeout <= 86_400:
         raise InputError(f"--timeout is {plan.timeout}", expected="seconds from 1 to 86,400", todo="correct it")
+    for what, values, known in (("mode", plan.modes, MODES), ("working set", plan.working_sets, WORKING_SETS)):
+        if not values or len(set(values)) != len(values) or not set(values) <= set(known):
+            raise InputError(
+                f"{what}s are {', '.join(values) or 'none'}", expected=f"some of {', '.join(known)}", todo="correct it"
+            )
     for what, names in (("environment", plan.environments), ("candidate", plan.candidates)):
         listed = [item.name for item in names]
         if not listed or len(set(listed)) != len(listed):

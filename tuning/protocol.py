@@ -14,6 +14,7 @@ from typing import Any
 from tuning.plan import Arm
 from tuning.trial import Status
 
+CaseKey = tuple[str, str, str]
 MARK = "@lanewise "
 TAIL_LINES = 20
 _TAIL_CHARACTERS = 300
@@ -28,11 +29,12 @@ class Ending(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of one arm on one message."""
+    """What came of one arm on one case."""
 
     status: Status
     reason: str = ""
     samples: tuple[tuple[float, ...], ...] = ()
+    choice: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -41,16 +43,17 @@ class LaunchLog:
 
     Attributes:
         arms: what the launch holds.
-        messages: names of the workload's messages.
+        cases: keys of the plan's cases: message, mode, working set.
         tail: last lines that were not events.
         libraries: what the worker reported about itself.
     """
 
     arms: tuple[Arm, ...]
-    messages: tuple[str, ...]
+    cases: tuple[CaseKey, ...]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     libraries: dict[str, Any] = field(default_factory=dict)
-    _samples: dict[tuple[str, str], list[tuple[float, ...]]] = field(default_factory=dict)
+    _samples: dict[tuple[str, CaseKey], list[tuple[float, ...]]] = field(default_factory=dict)
+    _choices: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     _faults: dict[str, Result] = field(default_factory=dict)
     _at: str = ""  # key of the arm that the worker is busy with
     _doing: str = ""
@@ -80,6 +83,9 @@ class LaunchLog:
             self._at, self._doing = self._known(event), f"{event['phase']}, message {event['message']}"
         elif kind == "samples":
             self._add_samples(event)
+        elif kind == "choice":
+            chosen = {name: event[name] for name in ("algorithm", "protocol", "channels")}
+            self._choices[self._known(event), str(event["message"])] = chosen
         elif kind in ("wrong", "unsupported"):
             status = Status.WRONG_RESULT if kind == "wrong" else Status.UNSUPPORTED
             self._faults[self._known(event)] = Result(status=status, reason=str(event["reason"]))
@@ -97,13 +103,13 @@ class LaunchLog:
         return key
 
     def _add_samples(self, event: dict[str, Any]) -> None:
-        key, message = self._known(event), event["message"]
-        if message not in self.messages:
-            raise ValueError(f"unknown message {message!r}")
+        key, case = self._known(event), (event["message"], event["mode"], event["working_set"])
+        if case not in self.cases:
+            raise ValueError(f"unknown case {case!r}")
         values = tuple(float(value) for value in event["us"])
         if not values or not all(0 < value < float("inf") for value in values):
             raise ValueError(f"samples are {values}")
-        self._samples.setdefault((key, message), []).append(values)
+        self._samples.setdefault((key, case), []).append(values)
 
     def breakage(self, ending: Ending, code: int, silent_seconds: float) -> Result | None:
         """What ended the launch before its work was done, or None where it was done.
@@ -132,27 +138,31 @@ class LaunchLog:
 
     def _lacking(self) -> list[str]:
         return [
-            f"{arm.key}, {message}"
+            f"{arm.key}, {' '.join(case)}"
             for arm in self.arms
-            for message in self.messages
-            if arm.key not in self._faults and (arm.key, message) not in self._samples
+            for case in self.cases
+            if arm.key not in self._faults and (arm.key, case) not in self._samples
         ]
 
-    def results(self, breakage: Result | None) -> dict[tuple[str, str], Result]:
-        """What came of each (arm key, message); arms that a breakage of another arm's making cut short are left out.
+    def results(self, breakage: Result | None) -> dict[tuple[str, CaseKey], Result]:
+        """What came of each arm (by key) on each case; arms that another's breakage cut short are left out.
 
         A breakage belongs to the arm that the worker was busy with, or to all of them where it had not begun with any.
         """
-        results: dict[tuple[str, str], Result] = {}
+        results: dict[tuple[str, CaseKey], Result] = {}
         culprit = self._garbled_at if self._garbled else self._at
         blamed = {culprit} if culprit else {arm.key for arm in self.arms}
         for arm in self.arms:
-            for message in self.messages:
-                at = (arm.key, message)
+            for case in self.cases:
+                at = (arm.key, case)
                 if arm.key in self._faults:
                     results[at] = self._faults[arm.key]
                 elif breakage is None:
-                    results[at] = Result(status=Status.OK, samples=tuple(self._samples[at]))
+                    results[at] = Result(
+                        status=Status.OK,
+                        samples=tuple(self._samples[at]),
+                        choice=self._choices.get((arm.key, case[0]), {}),
+                    )
                 elif arm.key in blamed:
                     results[at] = breakage
         return results

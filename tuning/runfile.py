@@ -1,4 +1,4 @@
-"""Run files: JSON Lines, a header then a trial a line; appended, flushed and synced, so that a crash loses little.
+"""Run files: JSON Lines, a header, then launches and their trials; appended and synced, so that a crash loses little.
 
 Format history (docs/run-format.md describes the current one):
     1  2026-11-29  first version
@@ -10,7 +10,8 @@ import fcntl
 import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lanewise.errors import InputError, LanewiseError
 from lanewise.files import writing
 from tuning.plan import Plan, parse_plan
-from tuning.trial import Trial, parse_trial
+from tuning.trial import LaunchRecord, Trial, parse_line, to_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -78,12 +79,14 @@ class Run:
         path: the file.
         header: its first line.
         trials: its trials in order.
+        launches: its launches by identifier.
         torn: bytes of a last line that was never finished; 0 where there is none.
     """
 
     path: Path
     header: Header
     trials: tuple[Trial, ...]
+    launches: Mapping[str, LaunchRecord] = field(default_factory=dict)
     torn: int = 0
 
 
@@ -112,16 +115,21 @@ def _parse(path: Path, data: bytes) -> Run:
     if not lines:
         raise _damaged(path, 1, "there is no whole line")
     header = _parse_header(path, lines[0])
-    trials = []
+    records: list[Trial | LaunchRecord] = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            document = json.loads(line)
-            if document.pop("kind") != "trial":
-                raise ValueError("it is not a trial")
-            trials.append(parse_trial(document))
+            records.append(parse_line(json.loads(line)))
         except (*_BREAKAGE, AttributeError) as error:
             raise _damaged(path, number, _in_words(error)) from error
-    return Run(path=path, header=header, trials=tuple(trials), torn=len(torn))
+    return _with(Run(path=path, header=header, trials=(), torn=len(torn)), records)
+
+
+def _with(run: Run, records: Iterable[Trial | LaunchRecord]) -> Run:
+    """The run with more records."""
+    records = list(records)
+    trials = [record for record in records if isinstance(record, Trial)]
+    launches = {record.launch: record for record in records if isinstance(record, LaunchRecord)}
+    return replace(run, trials=(*run.trials, *trials), launches={**run.launches, **launches})
 
 
 def _parse_header(path: Path, line: bytes) -> Header:
@@ -218,14 +226,14 @@ class RunWriter:
             raise
         return writer
 
-    def append(self, trial: Trial) -> None:
-        """Add one trial, on disk when this returns.
+    def append(self, *records: Trial | LaunchRecord) -> None:
+        """Add launches and trials, on disk when this returns.
 
         Raises:
             LanewiseError: there is no space; the file ends where it did before.
         """
-        self._append({"kind": "trial", **trial.to_dict()})
-        self.run = Run(path=self.path, header=self.run.header, trials=(*self.run.trials, trial))
+        self._append(*map(to_line, records))
+        self.run = _with(self.run, records)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -252,10 +260,10 @@ class RunWriter:
                 todo="wait for it to end, or start a run of your own with another path",
             ) from error
 
-    def _append(self, document: dict[str, Any]) -> None:
+    def _append(self, *documents: dict[str, Any]) -> None:
+        lines = (json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n" for document in documents)
         # A lone surrogate (bytes that are no UTF-8 in some program's output) would not encode.
-        text = _SURROGATE.sub("\ufffd", json.dumps(document, ensure_ascii=False, allow_nan=False))
-        data = text.encode() + b"\n"
+        data = _SURROGATE.sub("\ufffd", "".join(lines)).encode()
         with writing(self.path):
             before = os.fstat(self._descriptor).st_size
             try:

@@ -2,8 +2,8 @@
 
 The unit of repetition is the launch (one process start): samples within a launch share its memory layout, placement
 and clocks, so they add no degrees of freedom (Hunold & Carpen-Amarie, arXiv:1505.07734). A launch gives an arm one
-number, the median of its samples. Arms A (baseline) and B compare as log ratios r_i = ln(B_i / A_i), where i is a
-launch that both share, or the i-th launch of each when launches are interleaved A B B A. Differences, floors and
+number a case. Arms A (baseline) and B compare as log ratios r_i = ln(B_i / A_i), where i is a launch that both share,
+or the i-th launch of each when launches are interleaved A B B A. Differences, floors and
 intervals are natural logs in here; a `Judgement` speaks of ratios and fractions. The rules are those of Hoefler &
 Belli, SC'15, doi:10.1145/2807591.2807644.
 
@@ -65,26 +65,6 @@ class Judgement:
     reason: str
 
 
-def launch_median(samples: npt.ArrayLike) -> float:
-    """Return the median of one launch's samples (1-d, any unit), the one number that the launch contributes.
-
-    ValueError if there are none, or one is not finite and positive.
-    """
-    return float(np.median(checked(samples, "samples", positive=True, at_least=1)))
-
-
-def paired_log_ratios(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
-    """Return ln(b_i / a_i) for launch medians `a` and `b` (1-d, one unit), in the order in which they were launched.
-
-    ValueError if the lengths differ (a launch that failed in one arm takes its partner with it; cutting the longer list
-    would pair strangers), or a value is not finite and positive.
-    """
-    first, second = checked(a, "baseline", positive=True), checked(b, "arm", positive=True)
-    if first.size != second.size:
-        raise ValueError(f"{first.size} launches of the baseline and {second.size} of the arm: expected pairs")
-    return np.log(second) - np.log(first)
-
-
 def mean_over_sizes(log_ratios: Iterable[npt.ArrayLike]) -> Floats:
     """Return per launch the mean over message sizes of log ratios: the log of the geometric mean ratio.
 
@@ -97,24 +77,13 @@ def mean_over_sizes(log_ratios: Iterable[npt.ArrayLike]) -> Floats:
     return np.asarray(np.mean(rows, axis=0))
 
 
-def cliffs_delta(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Return P(b > a) - P(b < a) over all pairs of launch medians: -1 or 1 means that the arms do not overlap.
+def shared_launch_floor(log_ratios: npt.ArrayLike) -> float | None:
+    """Return the noise floor |shift| of ln(copy_i / baseline_i), of a second copy of the baseline in each launch.
 
-    The probability of superiority is (1 + delta) / 2 (Cliff 1993, doi:10.1037/0033-2909.114.3.494).
-    ValueError if an arm is empty or a value is not finite and positive.
+    A natural log >= 0, as `judge` takes it; None without launches. ValueError if a value is not finite.
     """
-    first = checked(a, "baseline", positive=True, at_least=1)
-    second = checked(b, "arm", positive=True, at_least=1)
-    return float(np.sign(second[:, None] - first[None, :]).mean())
-
-
-def shared_launch_floor(baseline: npt.ArrayLike, copy: npt.ArrayLike) -> float | None:
-    """Return the noise floor |shift of ln(copy_i / baseline_i)| from a second copy of the baseline in each launch.
-
-    A natural log >= 0, as `judge` takes it; None without launches. Errors as `paired_log_ratios`.
-    """
-    shifts = paired_log_ratios(baseline, copy)
-    return abs(hodges_lehmann(shifts)) if shifts.size else None
+    r = checked(log_ratios, "log ratios")
+    return abs(hodges_lehmann(r)) if r.size else None
 
 
 def own_launch_floor(a: npt.ArrayLike, b: npt.ArrayLike) -> float | None:

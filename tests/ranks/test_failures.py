@@ -83,7 +83,7 @@ def test_a_python_without_mpi4py_is_launch_failed_for_all(measure: Callable[...,
     assert len({trial.launch for trial in run.trials if trial.status is Status.LAUNCH_FAILED}) == 2, (
         "tried twice, no more"
     )
-    assert any("mpi4py" in line or "numpy" in line for line in run.trials[0].output)
+    assert any("mpi4py" in line or "numpy" in line for line in run.launches[run.trials[0].launch].output)
 
 
 def test_a_missing_mpirun_or_python_is_refused_before_anything_is_written(

@@ -10,7 +10,7 @@ from pathlib import Path
 from tuning.candidates import Candidate
 from tuning.plan import Environment, Plan
 from tuning.runfile import Header, Kind, Run
-from tuning.trial import Status, Trial
+from tuning.trial import LaunchRecord, Status, Trial
 from tuning.workload import Message, Workload
 
 FAKE_WORKLOAD = Workload(
@@ -75,6 +75,19 @@ def fake_trial(**changes: object) -> Trial:
     return Trial(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def fake_launch(**changes: object) -> LaunchRecord:
+    fields: dict[str, object] = {
+        "launch": "abc",
+        "environment": "here",
+        "repetition": 0,
+        "command": ("mpirun", "-np", "2"),
+        "started": "2026-11-29T00:00:00+00:00",
+        "seconds": 1.5,
+        "load": 0.1,
+    }
+    return LaunchRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
 def fake_run(
     plan: Plan,
     truth: Callable[[str, str, str], float],
@@ -91,8 +104,9 @@ def fake_run(
     `spread` is each arm's own noise; `start_spread` is common to all arms of a launch, as real launches have it.
     """
     draw = random.Random(seed)
-    trials = []
+    trials, launches = [], {}
     for number, launch in enumerate(plan.schedule()):
+        launches[f"launch{number}"] = fake_launch(launch=f"launch{number}", repetition=launch.repetition)
         start = math.exp(draw.gauss(0, start_spread))
         for arm in launch.arms:
             for message in plan.workload.messages:
@@ -108,7 +122,6 @@ def fake_run(
                         launch=f"launch{number}",
                         status=Status.OK,
                         samples=((us, us, us),),
-                        load=0.1,
                     )
                 )
-    return Run(path=path, header=fake_header(plan, kind, **environments), trials=tuple(trials))
+    return Run(path=path, header=fake_header(plan, kind, **environments), trials=tuple(trials), launches=launches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from lanewise.errors import InputError
-from tests.unit.makers import fake_candidate, fake_plan, fake_run
+from tests.unit.makers import fake_candidate, fake_launch, fake_plan, fake_run, fake_trial
 from tuning import compare_view as view
 from tuning.compare import compare_names, failures, overview
 from tuning.runfile import Kind, Run
@@ -85,9 +86,7 @@ def test_a_failed_launch_takes_its_partner_with_it_and_is_said() -> None:
     run = fake_run(BOTH, flat)
     lost = [t for t in run.trials if (t.environment, t.candidate, t.repetition) == ("cu128", "ring", 2)]
     trials = tuple(
-        replace(t, status=Status.CRASHED, samples=(), reason="exit code 139 (SIGSEGV)", output=("boom",))
-        if t in lost
-        else t
+        replace(t, status=Status.CRASHED, samples=(), reason="exit code 139 (SIGSEGV)") if t in lost else t
         for t in run.trials
     )
     broken = replace(run, trials=trials)
@@ -95,7 +94,7 @@ def test_a_failed_launch_takes_its_partner_with_it_and_is_said() -> None:
     assert (first.overall.n, second.overall.n) == (5, 6)
     assert any("5 of 6 launches" in warning for warning in first.warnings)
     (failure,) = failures(broken)
-    shown = text(view.show_failures([failure]))
+    shown = text(view.show_failures([failure], {failure.launch: fake_launch(output=("boom",))}))
     assert "cu128:ring: crashed: exit code 139 (SIGSEGV)" in shown
     assert "boom" in shown
 
@@ -156,7 +155,8 @@ def test_predicted_and_meaningless_times_are_refused(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [("ring", "nothing", "nothing called 'nothing'"), ("ring", "ring", "both sides"),
-     ("cu128", "ring", "a candidate and"), ("cu128:nothing", "ring", "nothing called"), ("nowhere:ring", "ring", "nothing called")],
+     ("cu128", "ring", "a candidate and"), ("cu128:nothing", "ring", "nothing called"),
+     ("nowhere:ring", "ring", "nothing called")],
 )  # fmt: skip
 def test_names_that_do_not_fit_are_refused_with_the_known_ones(a: str, b: str, says: str) -> None:
     run = fake_run(BOTH, flat)
@@ -193,7 +193,7 @@ def test_the_document_is_json_with_units_and_direction() -> None:
 
 def test_a_busy_machine_is_warned_about_once() -> None:
     run = fake_run(BOTH, flat)
-    busy = replace(run, trials=(replace(run.trials[0], load=7.5), *run.trials[1:]))
+    busy = replace(run, launches={**run.launches, "launch0": fake_launch(launch="launch0", load=7.5)})
     assert [w for w in overview(busy).warnings if "load 7.5 on 8 threads" in w]
     assert not overview(run).warnings
 
@@ -203,3 +203,12 @@ def test_one_message_one_environment_one_candidate() -> None:
     run = fake_run(plan, flat)
     assert overview(run).all == []
     assert text(view.show_overview(overview(run))).strip() == ""
+
+
+def test_rounds_of_one_launch_pair_so_that_a_burst_of_load_cancels() -> None:
+    """Half of the rounds run on a busy machine and take twice as long, for both arms; B is 5 % slower throughout."""
+    a = fake_trial(samples=tuple((10.0 * (1 + r % 2),) for r in range(6)))
+    b = fake_trial(candidate="ring", samples=tuple((10.5 * (1 + r % 2),) for r in range(6)))
+    assert b.log_ratio_to(a) == pytest.approx(math.log(1.05))
+    elsewhere = replace(b, launch="other")
+    assert elsewhere.log_ratio_to(a) == pytest.approx(math.log(elsewhere.median / a.median))

@@ -19,11 +19,19 @@ def begin(key: str) -> dict[str, object]:
 
 
 def samples(key: str, *us: object) -> dict[str, object]:
-    return {"event": "samples", "candidate": key, "message": "m", "round": 0, "us": list(us)}
+    return {
+        "event": "samples",
+        "candidate": key,
+        "message": "m",
+        "mode": "eager",
+        "working_set": "warm",
+        "round": 0,
+        "us": list(us),
+    }
 
 
 def log_of(*events: dict[str, object] | str) -> LaunchLog:
-    log = LaunchLog(arms=(A, B), messages=("m",))
+    log = LaunchLog(arms=(A, B), cases=(("m", "eager", "warm"),))
     for event in events:
         log.feed(event if isinstance(event, str) else MARK + json.dumps(event) + "\n")
     return log
@@ -77,13 +85,13 @@ def test_silence_is_timed_out_and_names_where() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [MARK + "{", MARK + "[]", MARK + '{"event": "dance"}', MARK + json.dumps(samples("zzz#0", 1)),
-     MARK + json.dumps(samples("a#0", -1)), MARK + json.dumps(samples("a#0")), MARK + json.dumps(samples("a#0", "x")),
-     MARK + '{"event": "samples", "candidate": "a#0", "message": "m", "us": [NaN]}',
-     MARK + '{"event": "samples", "candidate": "a#0", "message": "other", "us": [1]}', MARK + "[" * 100_000],
+    "event",
+    ["{", "[]", "[" * 100_000, {"event": "dance"}, samples("zzz#0", 1), samples("a#0", -1), samples("a#0"),
+     samples("a#0", "x"), samples("a#0", float("nan")), {**samples("a#0", 1), "message": "other"},
+     {**samples("a#0", 1), "mode": "graph"}, {"event": "choice", "candidate": "a#0", "message": "m"}],
 )  # fmt: skip
-def test_what_cannot_be_understood_is_unreadable(line: str) -> None:
+def test_what_cannot_be_understood_is_unreadable(event: str | dict[str, object]) -> None:
+    line = MARK + (event if isinstance(event, str) else json.dumps(event))
     _, results = ending(log_of(READY, begin("a#0"), line, DONE))
     assert results["a#0"].status is Status.UNREADABLE
     assert len(results["a#0"].reason) < 300
@@ -98,7 +106,7 @@ def test_an_end_without_done_or_without_samples_is_unreadable() -> None:
     _, results = ending(log_of(READY, begin("a#0"), samples("a#0", 1)))
     assert results["a#0"].status is Status.UNREADABLE
     _, results = ending(log_of(READY, begin("a#0"), samples("a#0", 1), DONE))
-    assert "b#0, m" in results["a#0"].reason
+    assert "b#0, m eager warm" in results["a#0"].reason
 
 
 def test_the_workers_own_refusal_has_its_reason() -> None:
@@ -111,3 +119,17 @@ def test_talk_is_kept_as_a_bounded_tail() -> None:
     assert len(log.tail) == 20
     assert max(map(len, log.tail)) <= 300
     assert log.tail[-1].startswith("line 499")
+
+
+def test_what_the_library_chose_is_kept_with_the_samples() -> None:
+    choice = {
+        "event": "choice",
+        "candidate": "a#0",
+        "message": "m",
+        "algorithm": "RING",
+        "protocol": "LL",
+        "channels": 1,
+    }
+    _, results = ending(log_of(READY, choice, samples("a#0", 1), samples("b#0", 1), DONE))
+    assert results["a#0"].choice == {"algorithm": "RING", "protocol": "LL", "channels": 1}
+    assert results["b#0"].choice == {}

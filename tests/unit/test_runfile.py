@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 
 from lanewise.errors import ExitCode, InputError, LanewiseError
-from tests.unit.makers import fake_header, fake_plan, fake_trial
+from tests.unit.makers import fake_header, fake_launch, fake_plan, fake_trial
 from tuning.runfile import RunWriter, read_run
-from tuning.trial import Status
+from tuning.trial import Status, to_line
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def line_of(**changes: object) -> bytes:
+    return json.dumps({**to_line(fake_trial()), **changes}).encode()
 
 
 @pytest.fixture
 def run_path(tmp_path: Path) -> Path:
     path = tmp_path / "runs" / "r.jsonl"
     with RunWriter.create(path, fake_header(fake_plan())) as writer:
-        writer.append(fake_trial())
-        writer.append(fake_trial(status=Status.CRASHED, samples=(), reason="exit code 1", output=("boom",)))
+        writer.append(fake_launch(output=("boom",)), fake_trial())
+        writer.append(fake_trial(status=Status.CRASHED, samples=(), reason="exit code 1"))
     return path
 
 
@@ -30,13 +34,14 @@ def test_what_was_written_is_read_back(run_path: Path) -> None:
     assert run.header == fake_header(fake_plan())
     assert run.trials[0] == fake_trial()
     assert run.trials[1].reason == "exit code 1"
+    assert run.launches == {"abc": fake_launch(output=("boom",))}
     assert run.torn == 0
 
 
 def test_every_line_is_json_and_the_first_is_a_versioned_header(run_path: Path) -> None:
     lines = [json.loads(line) for line in run_path.read_text().splitlines()]
     assert (lines[0]["format"], lines[0]["version"]) == ("lanewise-run", 1)
-    assert [line["kind"] for line in lines[1:]] == ["trial", "trial"]
+    assert [line["kind"] for line in lines[1:]] == ["launch", "trial", "trial"]
 
 
 @pytest.mark.parametrize("torn", [b'{"kind": "trial", "env', b"\x00\x00\x00", b"{}"])
@@ -55,17 +60,17 @@ def test_a_torn_last_line_is_reported_and_set_aside(run_path: Path, torn: bytes)
 @pytest.mark.parametrize(
     "line",
     [b"not json", b"[]", b"null", b'{"kind": "trial"}', b'{"kind": "header"}', b"", b"\xff", b"[" * 100_000,
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "status": "splendid"}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "samples": []}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "samples": [[-1.0]]}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "samples": [[float("nan")]]}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "samples": 5}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "extra": 5}).encode(),
-     json.dumps({"kind": "trial", **fake_trial().to_dict(), "candidate": 5}).encode()],
+     line_of(status="splendid"),
+     line_of(samples=[]),
+     line_of(samples=[[-1.0]]),
+     line_of(samples=[[float("nan")]]),
+     line_of(samples=5),
+     line_of(extra=5),
+     line_of(candidate=5)],
 )  # fmt: skip
 def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_changed(run_path: Path, line: bytes) -> None:
-    first, second, third = run_path.read_bytes().splitlines()
-    run_path.write_bytes(b"\n".join([first, second, line, third, b""]))
+    first, second, *rest = run_path.read_bytes().splitlines()
+    run_path.write_bytes(b"\n".join([first, second, line, *rest, b""]))
     content = run_path.read_bytes()
     for action in (read_run, RunWriter.resume):
         with pytest.raises(InputError, match="line 3"):
@@ -150,7 +155,7 @@ def test_a_full_disk_at_the_start_leaves_no_file(tmp_path: Path, monkeypatch) ->
 
 
 def test_output_that_is_no_unicode_can_be_stored(run_path: Path) -> None:
-    odd = fake_trial(status=Status.CRASHED, samples=(), reason="\udcff and \x00", output=("\ud800",))
+    odd = fake_trial(status=Status.CRASHED, samples=(), reason="\udcff and \x00")
     with RunWriter.resume(run_path) as writer:
         writer.append(odd)
     assert read_run(run_path).trials[-1].reason == "\ufffd and \x00"

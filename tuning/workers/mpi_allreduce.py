@@ -189,14 +189,16 @@ def measure(job: dict[str, Any], calls: dict[str, Call]) -> None:
         for key, name in visits:
             if key not in calls:
                 continue
-            emit(event="begin", phase="time", candidate=key, message=name)
+            emit(event="begin", phase="time", candidate=key, message=name, mode="eager", working_set="warm")
             buffers[name].poison()
             us = time_passes(calls[key], buffers[name], messages[name]["calls"], job["samples"])
             if fault := verdict(buffers[name]):
                 emit(event="wrong", candidate=key, reason=f"{fault} (checked after timed passes)")
                 del calls[key]
             else:
-                emit(event="samples", candidate=key, message=name, round=number, us=us)
+                emit(
+                    event="samples", candidate=key, message=name, mode="eager", working_set="warm", round=number, us=us
+                )
 
 
 def main(decorate: Decorate = lambda _candidate, call: call) -> None:
