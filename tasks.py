@@ -5,145 +5,39 @@ The only file that imports more than one part of the toolkit.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
-import secrets
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 from invoke.collection import Collection
 from invoke.context import Context
-from invoke.exceptions import Exit
-from invoke.tasks import Task, task
 from rich.console import RenderableType
 
 from images.engine import engine_state
 from images.matrix import read_toolchains
 from lanewise import talk
-from lanewise.errors import ExitCode, InputError, LanewiseError
+from lanewise.errors import ExitCode, InputError
+from lanewise.files import shown_path
+from lanewise.verbs import verb
+from tuning import arms
 from tuning import campaign as campaigns
 from tuning import compare as comparing
 from tuning import compare_view as view
-from tuning.candidates import BASELINE, CANDIDATES, DEFAULT_SELECTION, select_candidates
-from tuning.engines import MpiEngine
+from tuning import survey as surveys
+from tuning.candidates import CANDIDATES
+from tuning.engines import ENGINES
 from tuning.model_shape import derive_workload, read_model_shape
-from tuning.plan import MARGINS, Environment, Plan
+from tuning.plan import MARGINS, Environment
 from tuning.provenance import ROOT, node_record
-from tuning.runfile import Run, read_run
+from tuning.request import Request, make_plan, words
+from tuning.runfile import Kind, Run, read_run
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
 
 RUNS = "runs"
-Verb = Callable[..., ExitCode | None]
-
-
-class _NumberType(type):
-    """Makes `Number` look like int to invoke, whose help then says INT."""
-
-    def __eq__(cls, other: object) -> bool:
-        return other is int or other is cls
-
-    def __hash__(cls) -> int:
-        return hash(int)
-
-
-class Number(int, metaclass=_NumberType):
-    """An option's whole number; what is none ends as an error in three parts instead of a traceback."""
-
-    def __new__(cls, value: str | int) -> Self:
-        """Parse what was typed."""
-        try:
-            return super().__new__(cls, value)
-        except ValueError:
-            error = InputError(f"{value!r} is given for a number", expected="a whole number, e.g. 4", todo="correct it")
-            raise Exit(f"error: {error}", code=int(error.exit_code)) from None
-
-
-def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
-    """Make a function an invoke task: help for every option with its default, errors as text and exit code.
-
-    Args:
-        positional: options that may also be given by position.
-        help_texts: help for every option.
-    """
-
-    def decorate(function: Verb) -> Task[Any]:
-        signature = inspect.signature(function)
-        options = list(signature.parameters.values())[1:]
-        if {option.name for option in options} != set(help_texts):
-            raise TypeError(f"{function.__name__}: every option has a help text, and no others")
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
-            if code := guarded(function, *args, **kwargs):
-                raise Exit(code=int(code))
-
-        typed = positional[: _bare_words(function.__name__, options)]
-        required = dict.fromkeys(typed, inspect.Parameter.empty)
-        parameters = [
-            p.replace(default=required.get(p.name, _parsed(p.default))) for p in signature.parameters.values()
-        ]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        made: Task[Any] = task(
-            help={option.name: _with_default(help_texts[option.name], option.default) for option in options},
-            iterable=[option.name for option in options if option.default is None],
-            positional=list(typed),
-            auto_shortflags=False,
-        )(run)
-        return made
-
-    return decorate
-
-
-def _parsed(default: object) -> object:
-    return Number(default) if type(default) is int else default
-
-
-def _bare_words(name: str, options: list[inspect.Parameter]) -> int:
-    """How many words without an option the user typed for a verb.
-
-    invoke has no optional positional arguments: either they are demanded, or not taken. So what is demanded is what
-    was typed.
-    """
-    words = sys.argv[1:]
-    verb_name = name.replace("_", "-")
-    if verb_name not in words:
-        return 0
-    with_value = {"--" + option.name.replace("_", "-") for option in options if option.default is not False}
-    count, rest = 0, iter(words[words.index(verb_name) + 1 :])
-    for word in rest:
-        if word in with_value:
-            next(rest, None)
-        elif not word.startswith("-"):
-            count += 1
-    return count
-
-
-def _with_default(text: str, default: object) -> str:
-    if default in ("", None, False):
-        return text
-    return f"{text} (default: {default})"
-
-
-def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:  # noqa: ANN401 - as above
-    """The one place where errors become text on stderr and an exit code."""
-    try:
-        return function(*args, **kwargs)
-    except LanewiseError as error:
-        talk.say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        talk.say("interrupted: nothing is left running; what was measured is in the run file")
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of stdout left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
+CACHE = ".cache"
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
@@ -151,9 +45,10 @@ def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:
 
 @verb(
     workload="built-in name or path of a YAML file",
-    ranks="ranks of a launch",
+    ranks="ranks of a launch; 0: one a GPU, or 4 where there are none",
     launches="repetitions of every launch: the unit of the statistics",
     candidates="comma list, or 'all' (see bench-allreduce --help)",
+    python="interpreter that runs ranks on GPUs (default: the first python3 on PATH that has cuda-bindings)",
     seed="of data and orders; 0 draws one",
     output="path of the run file (default: a new one in runs/)",
     resume="go on with this run file: only what is missing runs; its own plan counts, so no other option is taken",
@@ -162,63 +57,56 @@ def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:
 def campaign(
     _context: Context,
     workload: str = "kimi-k2",
-    ranks: int = 4,
+    ranks: int = 0,
     launches: int = 5,
     candidates: str = "",
+    python: str = "",
     seed: int = 0,
     output: str = "",
     resume: str = "",
     json: bool = False,
 ) -> ExitCode | None:
     """Measure every toolchain that this machine can run, compare them, and say what was skipped and why."""
-    found, skipped = _survey()
+    survey = surveys.survey(python, engine_state())
     if resume:
-        run = _resume(resume)
+        run = _resume(resume, 0)
     else:
-        environments = tuple(Environment(name=name, python=sys.executable) for name in read_toolchains())
         run = _start(
-            environments,
-            workload=workload,
-            ranks=ranks,
-            launches=launches,
-            candidates=candidates,
-            seed=seed,
-            output=output,
+            Request(
+                engine=survey.engine,
+                environments=tuple(Environment(name=name, python=survey.python) for name in read_toolchains()),
+                workload=workload,
+                candidates=candidates,
+                ranks=ranks,
+                launches=launches,
+                seed=seed,
+            ),
+            output,
         )
-    overview = comparing.overview(run)
-    failed = comparing.failures(run)
-    if json:
-        talk.put_json(_document(overview.all, run, overview.warnings) | {"found": found, "skipped": skipped})
-    else:
-        plan = run.header.plan
-        _show(view.show_overview(overview), run)
-        names = ", ".join(env.name for env in plan.environments)
-        talk.put(
-            f"\nmeasured: allreduce, engine {plan.engine}, {plan.ranks} ranks, {plan.launches} launches each of {names}"
-        )
-        for line in found:
-            talk.put(f"found:    {line}")
-        for line in skipped:
-            talk.put(f"skipped:  {line}")
-        talk.put(f"run file: {run.path}")
-        talk.put(f"next:     ./inv compare ring recursive_doubling --run {run.path}")
-    return ExitCode.FAILED if not any(trial.ok for trial in run.trials) else (ExitCode.FAILED if failed else None)
+    _finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped))
+    return _code(run)
 
 
 @verb(
     engine=f"what runs the ranks: {', '.join(CANDIDATES)}",
     workload="built-in name or path of a YAML file",
-    candidates=f"comma list, or 'all'; mpi: {', '.join(c.name for c in CANDIDATES['mpi'])} "
-    f"(usual selection: {', '.join(DEFAULT_SELECTION['mpi'])})",
+    candidates="comma list, or 'all'; "
+    + "; ".join(f"{e}: {', '.join(c.name for c in cs)}" for e, cs in CANDIDATES.items()),
     environments="comma list of names; each gets launches of its own, interleaved; two with one Python are an A/A",
-    python="interpreter that runs the ranks (default: the toolkit's own)",
-    ranks="ranks of a launch",
+    python="interpreter that runs the ranks (default: mpi: the toolkit's own; cuda: the first with cuda-bindings)",
+    ranks="ranks of a launch; 0: mpi 4, cuda one a GPU",
     launches="repetitions of every launch: the unit of the statistics",
+    minutes="begin no repetition that would end later than this; --resume goes on; 0: no limit",
     rounds="random orders in which a launch visits its candidates",
     samples="samples of each visit; one sample times all calls of a pass",
-    margin="equivalence margin in per cent; 0 takes the engine's (mpi 10)",
+    margin=f"equivalence margin in per cent; 0: {', '.join(f'{e} {m * 100:g}' for e, m in MARGINS.items())}",
     timeout="seconds without a sign of life after which a launch is ended",
     seed="of data and orders; 0 draws one",
+    modes="cuda: comma list of graph (captured into one CUDA graph) and eager",
+    working_sets="cuda: comma list of warm (one pair of buffers) and cold (more than the L2 cache holds)",
+    nccl="cuda: also measure this libnccl: a path, or a release such as 2.28.9 or cu12-2.27.5 (may be repeated)",
+    allow_ll128="cuda: run LL128 candidates: they can corrupt data on PCIe, and are checked at length",
+    shared_gpu="cuda: all ranks on GPU 0: right results, meaningless times",
     output="path of the run file (default: a new one in runs/)",
     resume="go on with this run file: only what is missing runs; its own plan counts, so no other option is taken",
     json="print the comparisons as JSON",
@@ -230,35 +118,52 @@ def bench_allreduce(
     candidates: str = "",
     environments: str = "host",
     python: str = "",
-    ranks: int = 4,
+    ranks: int = 0,
     launches: int = 5,
+    minutes: int = 0,
     rounds: int = 40,
     samples: int = 1,
     margin: int = 0,
     timeout: int = 60,
     seed: int = 0,
+    modes: str = "graph,eager",
+    working_sets: str = "warm,cold",
+    nccl: list[str] | None = None,
+    allow_ll128: bool = False,
+    shared_gpu: bool = False,
     output: str = "",
     resume: str = "",
     json: bool = False,
 ) -> ExitCode | None:
     """Measure allreduce candidates on a workload into a run file, and compare them."""
     if resume:
-        run = _resume(resume)
+        run = _resume(resume, minutes)
     else:
-        named = tuple(
-            Environment(name=name.strip(), python=python or sys.executable) for name in environments.split(",")
-        )
+        where = python or surveys.default_python(engine)
         run = _start(
-            named, engine=engine, workload=workload, ranks=ranks, launches=launches, candidates=candidates,
-            rounds=rounds, samples=samples, margin=margin, timeout=timeout, seed=seed, output=output,
-        )  # fmt: skip
-    overview = comparing.overview(run)
-    if json:
-        talk.put_json(_document(overview.all, run, overview.warnings))
-    else:
-        _show(view.show_overview(overview), run)
-        talk.put(f"\nrun file: {run.path}")
-    return ExitCode.FAILED if comparing.failures(run) else None
+            Request(
+                engine=engine,
+                environments=tuple(Environment(name=name, python=where) for name in words(environments)),
+                workload=workload,
+                candidates=candidates,
+                ranks=ranks,
+                launches=launches,
+                rounds=rounds,
+                samples=samples,
+                margin=margin / 100,
+                timeout=timeout,
+                seed=seed,
+                modes=words(modes),
+                working_sets=words(working_sets),
+                nccl=tuple(nccl or ()),
+                allow_ll128=allow_ll128,
+                shared_gpu=shared_gpu,
+            ),
+            output,
+            minutes,
+        )
+    _finish(run, json=json)
+    return _code(run)
 
 
 @verb(
@@ -284,7 +189,7 @@ def compare(
     if bool(a) != bool(b):
         raise InputError(
             f"only {a or b!r} is named",
-            expected=f"two names, or none: {', '.join(comparing.known_names(first))}",
+            expected=f"two names, or none: {', '.join(arms.known_names(first))}",
             todo="name what to compare it with",
         )
     if not a and first is last:
@@ -300,7 +205,7 @@ def compare(
         talk.put_json(_document(comparisons, first, warnings))
     else:
         _show(shown, first)
-        talk.put(f"\nrun file: {', '.join(str(file.path) for file in files)}")
+        talk.put(f"\nrun file: {', '.join(shown_path(file.path) for file in files)}")
     return ExitCode.ANSWER_IS_NO if wanted & view.outcomes(comparisons) else None
 
 
@@ -314,55 +219,53 @@ def _outcomes(names: str) -> set[Outcome]:
     return {known[name] for name in wanted}
 
 
-def _start(
-    environments: tuple[Environment, ...],
-    *,
-    workload: str,
-    ranks: int,
-    launches: int,
-    candidates: str,
-    seed: int,
-    output: str,
-    engine: str = "mpi",
-    rounds: int = 40,
-    samples: int = 1,
-    margin: int = 0,
-    timeout: int = 60,
-) -> Run:
-    selected = select_candidates(engine, candidates)
-    plan = Plan(
-        engine=engine,
-        ranks=ranks,
-        workload=load_workload(workload),
-        environments=environments,
-        candidates=selected,
-        baseline=BASELINE,
-        launches=launches,
-        rounds=rounds,
-        samples=samples,
-        margin=margin / 100 if margin else MARGINS[engine],
-        seed=seed or secrets.randbelow(1 << 31),
-        timeout=timeout,
-    )
-    path = Path(output) if output else campaigns.new_run_path(ROOT / RUNS, "allreduce")
+def _start(request: Request, output: str, minutes: int = 0) -> Run:
+    plan = make_plan(request, ROOT / CACHE)
+    path = Path(output) if output else campaigns.new_run_path(ROOT / RUNS, plan.benchmark)
     talk.say(f"run file: {path}")
     with talk.track("preparing") as progress:
-        return campaigns.start_run(plan, MpiEngine(), path, _reporter(progress), command=sys.argv)
+        engine = ENGINES[plan.engine]()
+        return campaigns.start_run(plan, engine, path, _reporter(progress), command=sys.argv, minutes=minutes)
 
 
-def _resume(path: str) -> Run:
-    if given := [
-        argument
-        for argument in sys.argv[2:]
-        if argument.startswith("--") and not argument.startswith(("--resume", "--json"))
-    ]:
+def _resume(path: str, minutes: int) -> Run:
+    allowed = ("--resume", "--json", "--minutes")
+    if given := [word for word in sys.argv[2:] if word.startswith("--") and not word.startswith(allowed)]:
         raise InputError(
             f"--resume together with {', '.join(given)}",
             expected="no other option: the run file's own plan counts",
             todo=f"leave the others out, or start a new run without --resume {path}",
         )
+    engine = ENGINES[read_run(Path(path)).header.plan.engine]()
     with talk.track("preparing") as progress:
-        return campaigns.resume_run(Path(path), MpiEngine(), _reporter(progress))
+        return campaigns.resume_run(Path(path), engine, _reporter(progress), minutes=minutes)
+
+
+def _finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
+    """Print what a run says, and for a campaign what was found and skipped."""
+    comparable = run.header.kind is Kind.MEASURED
+    overview = comparing.overview(run) if comparable else None
+    if json:
+        document = _document(overview.all if overview else [], run, overview.warnings if overview else ())
+        talk.put_json(document | ({} if found is None else {"found": found, "skipped": skipped}))
+        return
+    _show(view.show_overview(overview) if overview else view.show_statuses(run), run)
+    plan = run.header.plan
+    names = ", ".join(env.name for env in plan.environments)
+    talk.put(
+        f"\nmeasured: allreduce, engine {plan.engine}, {plan.ranks} ranks, {plan.launches} launches each of {names}"
+    )
+    for label, lines in (("found:   ", found or []), ("skipped: ", skipped or [])):
+        for line in lines:
+            talk.put(f"{label} {line}")
+    path = shown_path(run.path)
+    talk.put(f"run file: {path}")
+    if len(plan.candidates) > 2:
+        talk.put(f"next:     ./inv compare {plan.candidates[2].name} {plan.candidates[1].name} --run {path}")
+
+
+def _code(run: Run) -> ExitCode | None:
+    return ExitCode.FAILED if arms.failures(run) or not run.trials else None
 
 
 def _reporter(progress: talk.Track) -> campaigns.Report:
@@ -391,7 +294,7 @@ def _newest_run() -> Run:
 
 def _show(shown: RenderableType, run: Run) -> None:
     talk.put(shown)
-    if failed := comparing.failures(run):
+    if failed := arms.failures(run):
         talk.put(view.show_failures(failed, run.launches))
     talk.put(view.legend())
 
@@ -401,26 +304,8 @@ def _document(comparisons: list[comparing.Comparison], run: Run, warnings: tuple
         "run": str(run.path),
         "comparisons": [view.to_document(comparison) for comparison in comparisons],
         "warnings": list(warnings),
-        "failures": view.failures_document(comparing.failures(run), run.launches),
+        "failures": view.failures_document(arms.failures(run), run.launches),
     }
-
-
-def _survey() -> tuple[list[str], list[str]]:
-    """What this machine has, and what is therefore skipped, in words."""
-    gpus = node_record().get("gpus")
-    count = len(gpus) if isinstance(gpus, list) else 0
-    docker = engine_state()
-    found = [f"{count} NVIDIA GPUs" if count else "no NVIDIA GPU", docker.detail]
-    skipped = [
-        f"allreduce on GPUs: {count} GPUs, two are needed"
-        if count < 2
-        else "allreduce on GPUs: engine cuda is not built yet",
-        "images of the toolchains: not built yet; both toolchains ran the toolkit's own Python"
-        if docker.present
-        else f"images of the toolchains: {docker.detail}; both toolchains ran the toolkit's own Python",
-        "speculative decoding: it needs GPUs and a model",
-    ]
-    return found, skipped
 
 
 # -------------------------------------------------------------------------------------------------------------- nodes

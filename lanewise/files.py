@@ -89,3 +89,11 @@ def read_text(path: Path, *, what: str, limit: int) -> str:
         raise InputError(
             f"{what} {path} is not UTF-8 text (byte {error.start})", expected="a text file", todo="check the path"
         ) from error
+
+
+def shown_path(path: Path) -> str:
+    """A path for people: relative where it lies below the current folder."""
+    try:
+        return str(path.resolve().relative_to(path.cwd()))
+    except ValueError:
+        return str(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from tuning.runfile import Header, Run, RunWriter
 from tuning.trial import Status, Trial
 
 Report = Callable[["Step"], None]
+_LEAST_REPETITIONS = 2
 _GIVE_UP_AFTER = 2
 """Launches of one group that may fail as a whole, one after the other, before the rest of that group is skipped."""
 
@@ -48,8 +50,17 @@ def new_run_path(folder: Path, label: str) -> Path:
     return folder / f"{stamp}-{label}-{uuid.uuid4().hex[:4]}.jsonl"
 
 
-def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command: list[str]) -> Run:
+def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command: list[str], minutes: float = 0) -> Run:
     """Run a plan into a new run file.
+
+    Args:
+        plan: what to measure.
+        engine: what runs the ranks.
+        path: the run file.
+        report: told of every launch.
+        command: what was called, for the header.
+        minutes: start no repetition that would be expected to end later than so many minutes from now; 0: no limit.
+            At least two repetitions run; --resume does the others.
 
     Raises:
         InputError: a value of the plan, an environment or the path is wrong.
@@ -59,10 +70,10 @@ def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command
     for environment in plan.environments:
         engine.require(environment)
     with RunWriter.create(path, make_header(plan, engine, command)) as writer:
-        return _run(writer, engine, report)
+        return _run(writer, engine, report, minutes)
 
 
-def resume_run(path: Path, engine: Engine, report: Report) -> Run:
+def resume_run(path: Path, engine: Engine, report: Report, *, minutes: float = 0) -> Run:
     """Go on with a run file: only what is missing runs, as the file's own plan says.
 
     Raises:
@@ -73,7 +84,7 @@ def resume_run(path: Path, engine: Engine, report: Report) -> Run:
         for environment in writer.run.header.plan.environments:
             engine.require(environment)
         _require_same_setting(writer.run.header, engine, path)
-        return _run(writer, engine, report)
+        return _run(writer, engine, report, minutes)
 
 
 def _require_same_setting(header: Header, engine: Engine, path: Path) -> None:
@@ -97,13 +108,20 @@ def _require_same_setting(header: Header, engine: Engine, path: Path) -> None:
         )
 
 
-def _run(writer: RunWriter, engine: Engine, report: Report) -> Run:
+def _run(writer: RunWriter, engine: Engine, report: Report, minutes: float) -> Run:
     sweep_stale_scratch()
     plan = writer.run.header.plan
     redact = Redactor(os.environ)
     schedule = plan.schedule()
     report(Step(done=0, total=len(schedule), launch=None))
+    began, turn_began, turn = time.monotonic(), time.monotonic(), 0
     for number, launch in enumerate(schedule, 1):
+        if launch.repetition != turn:
+            now = time.monotonic()
+            # Whole repetitions only: a schedule cut in the middle of one is not interleaved any more.
+            if minutes and launch.repetition >= _LEAST_REPETITIONS and now + (now - turn_began) > began + minutes * 60:
+                break
+            turn, turn_began = launch.repetition, now
         clock, added = datetime.now(UTC), len(writer.run.trials)
         if _missing(plan, launch, writer.run.trials):
             _complete(writer, engine, plan, launch, redact)

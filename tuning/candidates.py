@@ -24,7 +24,7 @@ class Candidate:
     name: str
     engine: str
     meaning: str
-    parameters: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, int | str] = field(default_factory=dict)
     process_environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -52,9 +52,64 @@ _MPI = (
     ),
 )
 
-CANDIDATES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType({"mpi": _MPI})
+
+def nccl_candidate(
+    name: str, meaning: str, *, algo: str = "", proto: str = "", nccl: str = "", **env: str
+) -> Candidate:
+    """An allreduce of NCCL's C API on the capturing stream.
+
+    Args:
+        name: identifier.
+        meaning: one line for people.
+        algo: NCCL_ALGO of its communicator, for allreduce only: since 2.24 plain "Tree" makes other collectives fail.
+        proto: NCCL_PROTO of its communicator.
+        nccl: path of a libnccl other than the environment's.
+        env: what it needs from process start.
+    """
+    parameters = {"kind": "nccl", "algo": f"allreduce:{algo}" if algo else "", "proto": proto, "nccl": nccl}
+    return Candidate(name=name, engine="cuda", meaning=meaning, parameters=parameters, process_environment=env)
+
+
+_CUDA = (
+    nccl_candidate("default", "NCCL's own choice"),
+    nccl_candidate("ring_ll", "Ring, low-latency protocol (8 B stores of data and flag)", algo="ring", proto="LL"),
+    nccl_candidate("ring_simple", "Ring, Simple protocol", algo="ring", proto="Simple"),
+    nccl_candidate("tree_ll", "Tree (in one node: a chain), low-latency protocol", algo="tree", proto="LL"),
+    nccl_candidate("tree_simple", "Tree (in one node: a chain), Simple protocol", algo="tree", proto="Simple"),
+    nccl_candidate(
+        "ring_ll128", "Ring, LL128: can corrupt data on PCIe; needs --allow-ll128", algo="ring", proto="LL128"
+    ),
+    nccl_candidate(
+        "tree_ll128", "Tree, LL128: can corrupt data on PCIe; needs --allow-ll128", algo="tree", proto="LL128"
+    ),
+    nccl_candidate("p2p_off", "NCCL's choice through host memory", NCCL_P2P_DISABLE="1"),
+    nccl_candidate("sockets", "NCCL's choice over sockets", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1"),
+    Candidate(
+        name="torch_distributed",
+        engine="cuda",
+        meaning="NCCL through torch.distributed, which hops to a stream of its own and back",
+        parameters={"kind": "torch_distributed"},
+    ),
+    Candidate(
+        name="symm_mem_one_shot",
+        engine="cuda",
+        meaning="torch symmetric memory, one-shot: every rank reads all the others",
+        parameters={"kind": "symm_mem", "variant": "one_shot"},
+    ),
+    Candidate(
+        name="symm_mem_two_shot",
+        engine="cuda",
+        meaning="torch symmetric memory, two-shot: reduce-scatter, then all-gather",
+        parameters={"kind": "symm_mem", "variant": "two_shot"},
+    ),
+)
+
+CANDIDATES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType({"mpi": _MPI, "cuda": _CUDA})
 DEFAULT_SELECTION: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"mpi": ("default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner")}
+    {
+        "mpi": ("default", "recursive_doubling", "ring", "segmented_ring", "rabenseifner"),
+        "cuda": tuple(candidate.name for candidate in _CUDA if "ll128" not in candidate.name),
+    }
 )
 BASELINE = "default"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lanewise.errors import InputError
+from tuning.arms import Side, candidate_differences, find_sides, known_names, launch_jump, medians, share_launches
 from tuning.differences import between_environments, between_runs
 from tuning.intervals import Floats
 from tuning.metrics import METRICS
@@ -25,20 +26,6 @@ from tuning.trial import Trial
 
 _METRIC = METRICS["time_us"]
 Pairs = dict[int, tuple[Trial, Trial]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of the two that are compared: a candidate in an environment of a run."""
-
-    environment: str
-    candidate: str
-    run: Run
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        return f"{self.environment}:{self.candidate}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,36 +88,6 @@ def compare(a: Side, b: Side) -> Comparison:
             todo=f"name two of: {', '.join(known_names(a.run))}",
         )
     return _judge(a, b)
-
-
-def known_names(run: Run) -> list[str]:
-    """What can be named on a command line: environments, then candidates."""
-    plan = run.header.plan
-    return [env.name for env in plan.environments] + [candidate.name for candidate in plan.candidates]
-
-
-def find_sides(run: Run, name: str) -> list[Side]:
-    """The sides that a name stands for: an environment (its baseline), a candidate (in every environment), or
-    `environment:candidate`.
-
-    Raises:
-        InputError: the run holds no such name.
-    """
-    plan = run.header.plan
-    environments = [env.name for env in plan.environments]
-    candidates = [candidate.name for candidate in plan.candidates]
-    environment, colon, candidate = name.partition(":")
-    if colon and environment in environments and candidate in candidates:
-        return [Side(environment=environment, candidate=candidate, run=run)]
-    if name in environments:
-        return [Side(environment=name, candidate=plan.baseline, run=run)]
-    if name in candidates:
-        return [Side(environment=env, candidate=name, run=run) for env in environments]
-    raise InputError(
-        f"{run.path} holds nothing called {name!r}",
-        expected=f"one of {', '.join(known_names(run))}, or environment:candidate",
-        todo="name one of these, or another run with --run FILE",
-    )
 
 
 def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comparison]:
@@ -200,29 +157,9 @@ def run_warnings(run: Run) -> Iterable[str]:
         )
 
 
-def medians(side: Side, case: CaseKey, copy: int = 0) -> dict[int, Trial]:
-    """By repetition, the last trial with numbers of that side; a repetition run again after a crash counts once."""
-    return {
-        trial.repetition: trial
-        for trial in side.run.trials
-        if trial.ok
-        and (trial.environment, trial.candidate, trial.case, trial.copy)
-        == (side.environment, side.candidate, case, copy)
-    }
-
-
-def failures(run: Run) -> list[Trial]:
-    """One trial for each way in which an arm failed or was skipped, in order of appearance."""
-    seen: dict[tuple[str, str, str], Trial] = {}
-    for trial in run.trials:
-        if not trial.ok:
-            seen.setdefault((trial.environment, trial.candidate, trial.reason), trial)
-    return list(seen.values())
-
-
 def _judge(a: Side, b: Side) -> Comparison:
     plan = a.run.header.plan
-    shared = _share_launches(a, b)
+    shared = share_launches(a, b)
     rows, pairs, floors = [], [], []
     for case in plan.cases:
         pairs.append(_join(medians(a, case.key), medians(b, case.key), shared=shared))
@@ -231,7 +168,7 @@ def _judge(a: Side, b: Side) -> Comparison:
         judgement = _judgement(plan.margin, pairs[-1:], floors[-1:], shared=shared)
         rows.append(Row(case=case, label=plan.label(case), a=middles[0], b=middles[1], judgement=judgement))
     overall = _judgement(plan.margin, pairs, floors, shared=shared)
-    differs = between_environments(a.run.header, a.environment, b.environment) + _between_candidates(a, b)
+    differs = between_environments(a.run.header, a.environment, b.environment) + candidate_differences(a, b)
     return Comparison(
         a=a,
         b=b,
@@ -267,11 +204,6 @@ def _own_floor(pairs: list[Pairs]) -> float | None:
         [statistics.geometric_mean(case[r][side].median for case in pairs) for r in complete] for side in (0, 1)
     )
     return own_launch_floor(first, second)
-
-
-def _share_launches(a: Side, b: Side) -> bool:
-    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
-    return a.environment == b.environment and needs[a.candidate] == needs[b.candidate]
 
 
 def _floor_pairs(side: Side, case: CaseKey) -> Pairs:
@@ -325,16 +257,6 @@ def _not_comparable(ratio: float | None, why: str) -> Judgement:
     )  # fmt: skip
 
 
-def _between_candidates(a: Side, b: Side) -> list[str]:
-    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
-    before, after = needs[a.candidate], needs[b.candidate]
-    return [
-        f"{name}: {before.get(name, 'not set')} / {after.get(name, 'not set')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-
-
 def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable[str]:
     plan = a.run.header.plan
     if overall.n < plan.launches:
@@ -349,17 +271,11 @@ def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable
         )
     if not shared:
         for side in (a, b):
-            if (jump := _jump(side)) > 1.25:
+            if (jump := launch_jump(side)) > 1.25:
                 yield (
                     f"launches of {side.label} differ by up to {jump - 1:.0%} among themselves; "
                     "more launches are the only cure (--launches)"
                 )
-
-
-def _jump(side: Side) -> float:
-    """Largest ratio between two launches of the same arm and message."""
-    values = [[t.median for t in medians(side, case.key).values()] for case in side.run.header.plan.cases]
-    return max((max(v) / min(v) for v in values if v), default=1.0)
 
 
 def _notes(a: Side, b: Side, differs: Sequence[str]) -> Iterable[str]:

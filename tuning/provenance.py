@@ -30,7 +30,7 @@ _PREFIXES = (
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PATH", "TMPDIR", "HOSTNAME")
 
 
-def make_header(plan: Plan, engine: Engine, command: list[str], kind: Kind = Kind.MEASURED) -> Header:
+def make_header(plan: Plan, engine: Engine, command: list[str]) -> Header:
     """Gather a run's header. Takes about a second; starts the interpreter of every environment once.
 
     Raises:
@@ -40,7 +40,8 @@ def make_header(plan: Plan, engine: Engine, command: list[str], kind: Kind = Kin
     redact = Redactor(os.environ)
     return Header(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        kind=kind,
+        # Ranks that share a GPU talk through the host: right results, but times that say nothing.
+        kind=Kind.MEANINGLESS if plan.engine_options.get("shared_gpu") else Kind.MEASURED,
         plan=plan,
         toolkit=toolkit_revision(),
         node=node_record(),

@@ -18,9 +18,10 @@ import pytest
 
 from lanewise.errors import ExitCode, InputError
 from tests.ranks.conftest import marked, named, small_plan
+from tuning.arms import failures
 from tuning.campaign import start_run
 from tuning.candidates import Candidate
-from tuning.compare import failures, overview
+from tuning.compare import overview
 from tuning.engines import MpiEngine
 from tuning.plan import Environment
 from tuning.runfile import Run, read_run

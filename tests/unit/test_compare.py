@@ -13,7 +13,8 @@ from rich.console import Console
 from lanewise.errors import InputError
 from tests.unit.makers import fake_candidate, fake_launch, fake_plan, fake_run, fake_trial
 from tuning import compare_view as view
-from tuning.compare import compare_names, failures, overview
+from tuning.arms import failures
+from tuning.compare import compare_names, overview
 from tuning.runfile import Kind, Run
 from tuning.stats import Outcome
 from tuning.trial import Status

@@ -1,0 +1,122 @@
+"""What makes a function a verb of the command line: options with help, errors as text and exit code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Self
+
+from invoke.exceptions import Exit
+from invoke.tasks import Task, task
+
+from lanewise import talk
+from lanewise.errors import ExitCode, InputError, LanewiseError
+
+Verb = Callable[..., ExitCode | None]
+
+
+class _NumberType(type):
+    """Makes `Number` look like int to invoke, whose help then says INT."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is int or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(int)
+
+
+class Number(int, metaclass=_NumberType):
+    """An option's whole number; what is none ends as an error in three parts instead of a traceback."""
+
+    def __new__(cls, value: str | int) -> Self:
+        """Parse what was typed."""
+        try:
+            return super().__new__(cls, value)
+        except ValueError:
+            error = InputError(f"{value!r} is given for a number", expected="a whole number, e.g. 4", todo="correct it")
+            raise Exit(f"error: {error}", code=int(error.exit_code)) from None
+
+
+def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
+    """Make a function an invoke task: help for every option with its default, errors as text and exit code.
+
+    Args:
+        positional: options that may also be given by position.
+        help_texts: help for every option.
+    """
+
+    def decorate(function: Verb) -> Task[Any]:
+        signature = inspect.signature(function)
+        options = list(signature.parameters.values())[1:]
+        if {option.name for option in options} != set(help_texts):
+            raise TypeError(f"{function.__name__}: every option has a help text, and no others")
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
+            if code := guarded(function, *args, **kwargs):
+                raise Exit(code=int(code))
+
+        typed = positional[: _bare_words(function.__name__, options)]
+        required = dict.fromkeys(typed, inspect.Parameter.empty)
+        parameters = [
+            p.replace(default=required.get(p.name, _parsed(p.default))) for p in signature.parameters.values()
+        ]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        made: Task[Any] = task(
+            help={option.name: _with_default(help_texts[option.name], option.default) for option in options},
+            iterable=[option.name for option in options if option.default is None],
+            positional=list(typed),
+            auto_shortflags=False,
+        )(run)
+        return made
+
+    return decorate
+
+
+def _parsed(default: object) -> object:
+    return Number(default) if type(default) is int else default
+
+
+def _bare_words(name: str, options: list[inspect.Parameter]) -> int:
+    """How many words without an option the user typed for a verb.
+
+    invoke has no optional positional arguments: either they are demanded, or not taken. So what is demanded is what
+    was typed.
+    """
+    words = sys.argv[1:]
+    verb_name = name.replace("_", "-")
+    if verb_name not in words:
+        return 0
+    with_value = {"--" + option.name.replace("_", "-") for option in options if option.default is not False}
+    count, rest = 0, iter(words[words.index(verb_name) + 1 :])
+    for word in rest:
+        if word in with_value:
+            next(rest, None)
+        elif not word.startswith("-"):
+            count += 1
+    return count
+
+
+def _with_default(text: str, default: object) -> str:
+    if default in ("", None, False):
+        return text
+    return f"{text} (default: {default})"
+
+
+def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:  # noqa: ANN401 - as above
+    """The one place where errors become text on stderr and an exit code."""
+    try:
+        return function(*args, **kwargs)
+    except LanewiseError as error:
+        talk.say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        talk.say("interrupted: nothing is left running; what was measured is in the run file")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of stdout left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE

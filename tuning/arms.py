@@ -1,0 +1,97 @@
+"""Finding the arms of a run by what a person calls them, and their trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lanewise.errors import InputError
+from tuning.protocol import CaseKey
+from tuning.runfile import Run
+from tuning.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two that are compared: a candidate in an environment of a run."""
+
+    environment: str
+    candidate: str
+    run: Run
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.environment}:{self.candidate}"
+
+
+def known_names(run: Run) -> list[str]:
+    """What can be named on a command line: environments, then candidates."""
+    plan = run.header.plan
+    return [env.name for env in plan.environments] + [candidate.name for candidate in plan.candidates]
+
+
+def find_sides(run: Run, name: str) -> list[Side]:
+    """The sides that a name stands for: an environment (its baseline), a candidate (in every environment), or
+    `environment:candidate`.
+
+    Raises:
+        InputError: the run holds no such name.
+    """
+    plan = run.header.plan
+    environments = [env.name for env in plan.environments]
+    candidates = [candidate.name for candidate in plan.candidates]
+    environment, colon, candidate = name.partition(":")
+    if colon and environment in environments and candidate in candidates:
+        return [Side(environment=environment, candidate=candidate, run=run)]
+    if name in environments:
+        return [Side(environment=name, candidate=plan.baseline, run=run)]
+    if name in candidates:
+        return [Side(environment=env, candidate=name, run=run) for env in environments]
+    raise InputError(
+        f"{run.path} holds nothing called {name!r}",
+        expected=f"one of {', '.join(known_names(run))}, or environment:candidate",
+        todo="name one of these, or another run with --run FILE",
+    )
+
+
+def medians(side: Side, case: CaseKey, copy: int = 0) -> dict[int, Trial]:
+    """By repetition, the last trial with numbers of that side; a repetition run again after a crash counts once."""
+    return {
+        trial.repetition: trial
+        for trial in side.run.trials
+        if trial.ok
+        and (trial.environment, trial.candidate, trial.case, trial.copy)
+        == (side.environment, side.candidate, case, copy)
+    }
+
+
+def failures(run: Run) -> list[Trial]:
+    """One trial for each way in which an arm failed or was skipped, in order of appearance."""
+    seen: dict[tuple[str, str, str], Trial] = {}
+    for trial in run.trials:
+        if not trial.ok:
+            seen.setdefault((trial.environment, trial.candidate, trial.reason), trial)
+    return list(seen.values())
+
+
+def share_launches(a: Side, b: Side) -> bool:
+    """Whether the two arms are measured in the same processes."""
+    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
+    return a.environment == b.environment and needs[a.candidate] == needs[b.candidate]
+
+
+def candidate_differences(a: Side, b: Side) -> list[str]:
+    """Environment variables that one of the two candidates needs and the other has not, in words."""
+    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
+    before, after = needs[a.candidate], needs[b.candidate]
+    return [
+        f"{name}: {before.get(name, 'not set')} / {after.get(name, 'not set')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+
+
+def launch_jump(side: Side) -> float:
+    """Largest ratio between two launches of the same arm and case."""
+    values = [[t.median for t in medians(side, case.key).values()] for case in side.run.header.plan.cases]
+    return max((max(v) / min(v) for v in values if v), default=1.0)
