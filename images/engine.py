@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import docker
 from docker.errors import DockerException
 
 _SECONDS = 5
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,10 @@ class EngineState:
 
 def engine_state() -> EngineState:
     """Ask the Docker engine that DOCKER_HOST or the default socket names; takes at most a few seconds."""
+    host = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
+    # The SDK leaks a socket where it cannot connect, so the commonest case is not left to it.
+    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
+        return EngineState(present=False, detail=f"no Docker engine: there is no {host}")
     try:
         client = docker.from_env(timeout=_SECONDS)
     except DockerException as error:
