@@ -5,6 +5,7 @@ The only file that imports more than one part of the toolkit.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,13 +32,18 @@ from tuning.engines import ENGINES
 from tuning.model_shape import derive_workload, read_model_shape
 from tuning.plan import MARGINS, Environment
 from tuning.provenance import ROOT, node_record
-from tuning.request import Request, make_plan, words
+from tuning.request import Request, make_plan, parse_environment, words
 from tuning.runfile import Kind, Run, read_run
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
 
 RUNS = "runs"
 CACHE = ".cache"
+
+
+def option_name(outcome: str) -> str:
+    """An outcome as one word on the command line."""
+    return outcome.replace(" ", "-")
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
@@ -92,7 +98,8 @@ def campaign(
     workload="built-in name or path of a YAML file",
     candidates="comma list, or 'all'; "
     + "; ".join(f"{e}: {', '.join(c.name for c in cs)}" for e, cs in CANDIDATES.items()),
-    environments="comma list of names; each gets launches of its own, interleaved; two with one Python are an A/A",
+    environment="NAME [python=PATH] [VARIABLE=VALUE ...]; repeat it to compare two: each gets launches of its own, "
+    "interleaved (default: host)",
     python="interpreter that runs the ranks (default: mpi: the toolkit's own; cuda: the first with cuda-bindings)",
     ranks="ranks of a launch; 0: mpi 4, cuda one a GPU",
     launches="repetitions of every launch: the unit of the statistics",
@@ -116,7 +123,7 @@ def bench_allreduce(
     engine: str = "mpi",
     workload: str = "kimi-k2",
     candidates: str = "",
-    environments: str = "host",
+    environment: list[str] | None = None,
     python: str = "",
     ranks: int = 0,
     launches: int = 5,
@@ -143,7 +150,7 @@ def bench_allreduce(
         run = _start(
             Request(
                 engine=engine,
-                environments=tuple(Environment(name=name, python=where) for name in words(environments)),
+                environments=tuple(parse_environment(text, where) for text in environment or ["host"]),
                 workload=workload,
                 candidates=candidates,
                 ranks=ranks,
@@ -172,13 +179,20 @@ def bench_allreduce(
     a="what to compare with: a candidate, a toolchain or image, or environment:candidate (default: all in the run)",
     b="what is held against it",
     run="run file (default: the newest in runs/); two are described only: A of the first, B of the second",
-    fail_on=f"comma list of outcomes that end in exit code 3: {', '.join(Outcome)}",
+    fail_on=f"comma list of overall outcomes that end in exit code 3: {', '.join(map(option_name, Outcome))}",
+    any_size="--fail-on looks at every size by itself, too",
     json="print as JSON",
 )
 def compare(
-    _context: Context, a: str = "", b: str = "", run: list[str] | None = None, fail_on: str = "", json: bool = False
+    _context: Context,
+    a: str = "",
+    b: str = "",
+    run: list[str] | None = None,
+    fail_on: str = "",
+    any_size: bool = False,
+    json: bool = False,
 ) -> ExitCode | None:
-    """Compare arms of a run: per message size, with intervals, outcomes and what else differs."""
+    """Compare arms of a run, `./inv compare A B`: per size, with intervals, outcomes and what else differs."""
     wanted, paths = _outcomes(fail_on), run or []
     if len(paths) > 2:
         raise InputError(
@@ -195,7 +209,7 @@ def compare(
     if not a and first is last:
         overview = comparing.overview(first)
         comparisons, warnings = overview.all, overview.warnings
-        shown = view.show_overview(overview)
+        shown = view.show_overview(first, overview)
     else:
         names = (a, b) if a else (first.header.plan.baseline, last.header.plan.baseline)
         comparisons = comparing.compare_names(first, names[0], last, names[1])
@@ -206,12 +220,12 @@ def compare(
     else:
         _show(shown, first)
         talk.put(f"\nrun file: {', '.join(shown_path(file.path) for file in files)}")
-    return ExitCode.ANSWER_IS_NO if wanted & view.outcomes(comparisons) else None
+    return ExitCode.ANSWER_IS_NO if wanted & view.outcomes(comparisons, any_size=any_size) else None
 
 
 def _outcomes(names: str) -> set[Outcome]:
-    known = {str(outcome).replace(" ", "-"): outcome for outcome in Outcome}
-    wanted = [name.strip().replace(" ", "-") for name in names.split(",") if name.strip()]
+    known = {option_name(outcome): outcome for outcome in Outcome}
+    wanted = [option_name(name) for name in words(names) if name]
     if unknown := [name for name in wanted if name not in known]:
         raise InputError(
             f"--fail-on names {', '.join(unknown)}", expected=f"a comma list of {', '.join(known)}", todo="correct it"
@@ -222,10 +236,9 @@ def _outcomes(names: str) -> set[Outcome]:
 def _start(request: Request, output: str, minutes: int = 0) -> Run:
     plan = make_plan(request, ROOT / CACHE)
     path = Path(output) if output else campaigns.new_run_path(ROOT / RUNS, plan.benchmark)
-    talk.say(f"run file: {path}")
     with talk.track("preparing") as progress:
         engine = ENGINES[plan.engine]()
-        return campaigns.start_run(plan, engine, path, _reporter(progress), command=sys.argv, minutes=minutes)
+        return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
 
 
 def _resume(path: str, minutes: int) -> Run:
@@ -238,7 +251,7 @@ def _resume(path: str, minutes: int) -> Run:
         )
     engine = ENGINES[read_run(Path(path)).header.plan.engine]()
     with talk.track("preparing") as progress:
-        return campaigns.resume_run(Path(path), engine, _reporter(progress), minutes=minutes)
+        return campaigns.resume_run(Path(path), engine, _reporter(progress, Path(path)), minutes=minutes)
 
 
 def _finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
@@ -249,13 +262,13 @@ def _finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: li
         document = _document(overview.all if overview else [], run, overview.warnings if overview else ())
         talk.put_json(document | ({} if found is None else {"found": found, "skipped": skipped}))
         return
-    _show(view.show_overview(overview) if overview else view.show_statuses(run), run)
+    _show(view.show_overview(run, overview) if overview else view.show_statuses(run), run)
     plan = run.header.plan
     names = ", ".join(env.name for env in plan.environments)
     talk.put(
         f"\nmeasured: allreduce, engine {plan.engine}, {plan.ranks} ranks, {plan.launches} launches each of {names}"
     )
-    for label, lines in (("found:   ", found or []), ("skipped: ", skipped or [])):
+    for label, lines in (("machine: ", found or []), ("skipped: ", skipped or [])):
         for line in lines:
             talk.put(f"{label} {line}")
     path = shown_path(run.path)
@@ -268,15 +281,13 @@ def _code(run: Run) -> ExitCode | None:
     return ExitCode.FAILED if arms.failures(run) or not run.trials else None
 
 
-def _reporter(progress: talk.Track) -> campaigns.Report:
+def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:
     def report(step: campaigns.Step) -> None:
         if step.launch is None:
-            remark = "launching"
-        else:
-            failed = sum(not trial.ok for trial in step.trials)
-            told = f"{len(step.trials)} trials" + (f", {failed} without numbers" if failed else "")
-            remark = f"{step.launch.environment.name} launch {step.launch.repetition + 1}: {told}, {step.seconds:.1f} s"
-        progress.step(step.done, step.total, remark)
+            talk.say(f"run file: {shown_path(path)}")
+            if step.done:
+                talk.say(f"already there: {step.done} of {step.total} launches")
+        progress.step(step.done, step.total, step.remark, lasting=step.finished)
 
     return report
 
@@ -314,6 +325,10 @@ def _document(comparisons: list[comparing.Comparison], run: Run, warnings: tuple
 @verb(root="read another root file system, such as a copied tree (default: this machine)")
 def record(_context: Context, root: str = "") -> None:
     """Print this node's record as JSON: what it is and how it is set, as far as it can be read."""
+    if root and not Path(root).is_dir():
+        raise InputError(
+            f"--root is {root!r}", expected="a folder that holds a root file system", todo="check the path"
+        )
     talk.put_json(node_record(root))
 
 
@@ -376,7 +391,7 @@ def test(_context: Context, level: str = "all", args: str = "") -> ExitCode | No
     folders = {"unit": ["tests/unit"], "ranks": ["tests/ranks"], "all": ["tests"]}
     if level not in folders:
         raise InputError(f"--level is {level!r}", expected=f"one of {', '.join(folders)}", todo="name one of these")
-    return ExitCode.FAILED if _tool(["pytest", *folders[level], *args.split()]) else None
+    return ExitCode.FAILED if _tool(["pytest", *folders[level], *shlex.split(args)]) else None
 
 
 def _tool(command: list[str]) -> int:

@@ -47,11 +47,18 @@ class Track:
         self._progress = progress
         self._task = progress.add_task(what, total=None) if progress else None
 
-    def step(self, done: int, total: int, remark: str) -> None:
-        """Tell how far the job is."""
+    def step(self, done: int, total: int, remark: str, *, lasting: bool) -> None:
+        """Tell how far the job is.
+
+        Args:
+            done: steps that are over.
+            total: steps in all.
+            remark: what just happened, or is happening.
+            lasting: whether it deserves a line where there is no bar.
+        """
         if self._progress and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, description=remark)
-        elif done:
+        elif lasting:
             say(f"[{done}/{total}] {remark}")
 
 

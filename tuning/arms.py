@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lanewise.errors import InputError
@@ -72,6 +74,11 @@ def failures(run: Run) -> list[Trial]:
         if not trial.ok:
             seen.setdefault((trial.environment, trial.candidate, trial.reason), trial)
     return list(seen.values())
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """Their median, or None where there are none."""
+    return statistics.median(values) if values else None
 
 
 def share_launches(a: Side, b: Side) -> bool:

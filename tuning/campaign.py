@@ -33,14 +33,16 @@ class Step:
         done: launches of the schedule that are over.
         total: launches in the schedule.
         launch: the launch, or None before the first.
-        seconds: how long it took.
-        trials: what it added to the run file.
+        finished: whether the launch is over.
+        remark: what happened or is happening, in words.
+        trials: what the launch added to the run file.
     """
 
     done: int
     total: int
-    launch: Launch | None
-    seconds: float = 0.0
+    launch: Launch | None = None
+    finished: bool = False
+    remark: str = "launching"
     trials: tuple[Trial, ...] = ()
 
 
@@ -69,8 +71,21 @@ def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command
     validate(plan)
     for environment in plan.environments:
         engine.require(environment)
-    with RunWriter.create(path, make_header(plan, engine, command)) as writer:
+    header = make_header(plan, engine, command)
+    _require_libraries(header, engine)
+    with RunWriter.create(path, header) as writer:
         return _run(writer, engine, report, minutes)
+
+
+def _require_libraries(header: Header, engine: Engine) -> None:
+    for environment in header.plan.environments:
+        held = header.environments[environment.name]["libraries"]
+        if lacking := [name for name in engine.needs if name not in held]:
+            raise InputError(
+                f"environment {environment.name}: {environment.python} lacks {', '.join(lacking)}",
+                expected=f"an interpreter with {', '.join(engine.needs)}",
+                todo=f"{environment.python} -m pip install {' '.join(lacking)}, or name another with --python",
+            )
 
 
 def resume_run(path: Path, engine: Engine, report: Report, *, minutes: float = 0) -> Run:
@@ -113,24 +128,36 @@ def _run(writer: RunWriter, engine: Engine, report: Report, minutes: float) -> R
     plan = writer.run.header.plan
     redact = Redactor(os.environ)
     schedule = plan.schedule()
-    report(Step(done=0, total=len(schedule), launch=None))
-    began, turn_began, turn = time.monotonic(), time.monotonic(), 0
-    for number, launch in enumerate(schedule, 1):
+    missing = [launch for launch in schedule if _missing(plan, launch, writer.run.trials)]
+    done, total = len(schedule) - len(missing), len(schedule)
+    report(Step(done=done, total=total))
+    began, turn_began, turn = time.monotonic(), time.monotonic(), -1
+    for launch in missing:
+        clock, added = time.monotonic(), len(writer.run.trials)
         if launch.repetition != turn:
-            now = time.monotonic()
             # Whole repetitions only: a schedule cut in the middle of one is not interleaved any more.
-            if minutes and launch.repetition >= _LEAST_REPETITIONS and now + (now - turn_began) > began + minutes * 60:
+            late = clock + (clock - turn_began) > began + minutes * 60
+            if minutes and late and launch.repetition >= _LEAST_REPETITIONS:
                 break
-            turn, turn_began = launch.repetition, now
-        clock, added = datetime.now(UTC), len(writer.run.trials)
-        if _missing(plan, launch, writer.run.trials):
-            _complete(writer, engine, plan, launch, redact)
-        seconds = (datetime.now(UTC) - clock).total_seconds()
-        report(Step(done=number, total=len(schedule), launch=launch, seconds=seconds, trials=writer.run.trials[added:]))
+            turn, turn_began = launch.repetition, clock
+        name = plan.launch_label(launch)
+
+        def doing(what: str, launch: Launch = launch, done: int = done, name: str = name) -> None:
+            report(Step(done=done, total=total, launch=launch, remark=f"{name}: {what}"))
+
+        _complete(writer, engine, plan, launch, redact, doing)
+        trials = writer.run.trials[added:]
+        failed = sum(not trial.ok for trial in trials)
+        told = f"{len(trials)} trials" + (f", {failed} without numbers" if failed else "")
+        done += 1
+        remark = f"{name}: {told}, {time.monotonic() - clock:.1f} s"
+        report(Step(done=done, total=total, launch=launch, finished=True, remark=remark, trials=trials))
     return writer.run
 
 
-def _complete(writer: RunWriter, engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> None:
+def _complete(
+    writer: RunWriter, engine: Engine, plan: Plan, launch: Launch, redact: Redactor, doing: Callable[[str], None]
+) -> None:
     """Run a launch; where one arm breaks it, record that and run it again without that arm, until it holds."""
     arms = launch.arms
     while arms:
@@ -140,7 +167,7 @@ def _complete(writer: RunWriter, engine: Engine, plan: Plan, launch: Launch, red
         arms = tuple(arm for arm in arms if arm.key not in barred)
         if not arms:
             return
-        outcome = run_launch(engine, plan, replace(launch, arms=arms), redact)
+        outcome = run_launch(engine, plan, replace(launch, arms=arms), redact, doing)
         writer.append(outcome.record, *outcome.trials)
         told = {(trial.candidate, trial.copy) for trial in outcome.trials}
         arms = tuple(arm for arm in arms if (arm.candidate.name, arm.copy) not in told)

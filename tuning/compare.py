@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lanewise.errors import InputError
-from tuning.arms import Side, candidate_differences, find_sides, known_names, launch_jump, medians, share_launches
+from tuning.arms import (
+    Side,
+    candidate_differences,
+    find_sides,
+    known_names,
+    launch_jump,
+    medians,
+    middle,
+    share_launches,
+)
 from tuning.differences import between_environments, between_runs
 from tuning.intervals import Floats
 from tuning.metrics import METRICS
@@ -64,6 +73,11 @@ class Comparison:
     differs: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def is_a_a(self) -> bool:
+        """Whether both are the same thing under two names, so that the right answer is "same"."""
+        return self.pairing != "none" and self.a.candidate == self.b.candidate and not self.differs
 
 
 def compare(a: Side, b: Side) -> Comparison:
@@ -148,12 +162,12 @@ def run_warnings(run: Run) -> Iterable[str]:
     """What weakens every comparison of a run; each ends in advice."""
     if run.torn:
         yield f"the last line of {run.path} is torn and was left out; --resume sets it aside and goes on"
-    loads = [launch.load for launch in run.launches.values() if launch.load is not None][:1]  # later: our own ranks
+    busy = [launch.busy for launch in run.launches.values() if launch.busy is not None]
     threads = run.header.node.get("cpu", {}).get("threads")
-    if loads and isinstance(threads, int) and loads[0] > threads / 2:
+    if busy and isinstance(threads, int) and (most := max(busy)) >= max(1, threads / 4):
         yield (
-            f"the machine was busy before the first launch (load {loads[0]} on {threads} threads); "
-            "stop other work and measure again"
+            f"other work ran on this machine: up to {most:g} tasks on {threads} threads before a launch; "
+            "stop it and measure again"
         )
 
 
@@ -164,7 +178,7 @@ def _judge(a: Side, b: Side) -> Comparison:
     for case in plan.cases:
         pairs.append(_join(medians(a, case.key), medians(b, case.key), shared=shared))
         floors.append(_floor_pairs(a, case.key) if shared else pairs[-1])
-        middles = [_middle([pair[side].median for pair in pairs[-1].values()]) for side in (0, 1)]
+        middles = [middle([pair[side].median for pair in pairs[-1].values()]) for side in (0, 1)]
         judgement = _judgement(plan.margin, pairs[-1:], floors[-1:], shared=shared)
         rows.append(Row(case=case, label=plan.label(case), a=middles[0], b=middles[1], judgement=judgement))
     overall = _judgement(plan.margin, pairs, floors, shared=shared)
@@ -178,7 +192,7 @@ def _judge(a: Side, b: Side) -> Comparison:
         margin=plan.margin,
         differs=tuple(differs),
         warnings=tuple(_warnings(a, b, overall, shared=shared)),
-        notes=tuple(_notes(a, b, differs)),
+        notes=tuple(_notes(a, b)),
     )
 
 
@@ -218,10 +232,6 @@ def _join(a: dict[int, Trial], b: dict[int, Trial], *, shared: bool) -> Pairs:
     return {r: pair for r, pair in both.items() if not shared or pair[0].launch == pair[1].launch}
 
 
-def _middle(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _describe(a: Side, b: Side) -> Comparison:
     """Two run files: not interleaved, so whatever changed on the machine in between would be taken for a difference."""
     why = "two run files were not interleaved: described, never judged"
@@ -230,8 +240,8 @@ def _describe(a: Side, b: Side) -> Comparison:
     rows = []
     for case in plan.cases:
         other = cases_b.get((case.message.bytes, case.message.calls, case.mode, case.working_set))
-        value_a = _middle([t.median for t in medians(a, case.key).values()])
-        value_b = _middle([t.median for t in medians(b, other.key).values()]) if other else None
+        value_a = middle([t.median for t in medians(a, case.key).values()])
+        value_b = middle([t.median for t in medians(b, other.key).values()]) if other else None
         ratio = value_b / value_a if value_a and value_b else None
         judgement = _not_comparable(ratio, why)
         rows.append(Row(case=case, label=plan.label(case), a=value_a, b=value_b, judgement=judgement))
@@ -266,7 +276,7 @@ def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable
         )
     if overall.floor is not None and overall.floor > plan.margin:
         yield (
-            f"things that are the same differ by {overall.floor:.0%}, more than the margin of {plan.margin:.0%}; "
+            f"{_the_same(a, shared=shared)} differ by {overall.floor:.0%}, more than the margin of {plan.margin:.0%}; "
             "stop other work on this machine and measure again"
         )
     if not shared:
@@ -278,10 +288,10 @@ def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable
                 )
 
 
-def _notes(a: Side, b: Side, differs: Sequence[str]) -> Iterable[str]:
-    if a.environment == b.environment:
-        return
-    if a.run.header.plan.engine == "mpi":
+def _the_same(a: Side, *, shared: bool) -> str:
+    return f"two copies of {a.run.header.plan.baseline}" if shared else "launches of one and the same arm"
+
+
+def _notes(a: Side, b: Side) -> Iterable[str]:
+    if a.environment != b.environment and a.run.header.plan.engine == "mpi":
         yield "engine mpi runs ranks on the CPU: whatever the outcome, it says nothing about CUDA"
-    if not differs:
-        yield "nothing differs between the two: this is an A/A comparison, and its right answer is same"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tuning.arms import Side, medians, middle
 from tuning.compare import Comparison, Overview, Row
 from tuning.metrics import METRICS
 from tuning.runfile import Run
@@ -24,13 +26,25 @@ _STYLES = {
     Outcome.UNDECIDED: "yellow",
     Outcome.NOT_COMPARABLE: "dim",
 }
-_MOST_MESSAGE_COLUMNS = 4
+_MARKS = {
+    Outcome.BETTER: "+",
+    Outcome.WORSE: "-",
+    Outcome.SAME: "=",
+    Outcome.UNDECIDED: "?",
+    Outcome.NOT_COMPARABLE: "x",
+}
+_MOST_CASE_COLUMNS = 4
+_ENOUGH_TO_PLAN = 5
+"""Launches from which their spread is known well enough to say how many more it takes."""
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b|\berror\b", re.ASCII)
 
 
 def headline(comparison: Comparison) -> Text:
     """The verdict in one line."""
     overall = comparison.overall
     text = Text(f"{comparison.b.label} against {comparison.a.label}: ")
+    if comparison.is_a_a:
+        text = Text(f"A/A, both are the same thing here: {comparison.b.label} against {comparison.a.label}: ")
     text.append(str(overall.outcome), style=_STYLES[overall.outcome])
     if overall.ratio is not None:
         text.append(f", {_change(overall.ratio)}{_range(overall)}")
@@ -57,6 +71,8 @@ def _because(judgement: Judgement) -> str:
 
 
 def _what_would_settle(judgement: Judgement) -> str:
+    if judgement.n < _ENOUGH_TO_PLAN:
+        return f"{judgement.n} launches are too few to say how many it takes: try --launches {_ENOUGH_TO_PLAN}"
     if judgement.more_launches is not None:
         return f"a run with --launches {judgement.n + judgement.more_launches} should settle it"
     if judgement.more_launches_if_same is not None:
@@ -65,25 +81,21 @@ def _what_would_settle(judgement: Judgement) -> str:
     return "no run of up to 1,000 launches would settle it: launches differ too much among themselves"
 
 
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+
+
 def table(comparison: Comparison) -> Table:
-    """A line a message size, and one for their geometric mean."""
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("message")
-    for heading in (
-        "bytes",
-        f"A {_METRIC.unit}",
-        f"B {_METRIC.unit}",
-        "B/A",
-        "95 % interval",
-        "floor",
-        "detectable",
-        "n",
-    ):
+    """A line a case, and one for their geometric mean."""
+    view = _table()
+    view.add_column("message", min_width=9)
+    for heading in ("bytes", f"A, {_METRIC.unit}", f"B, {_METRIC.unit}", "B/A", "95 % interval", "MDE"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("outcome", no_wrap=True)
     for row in comparison.rows:
         view.add_row(row.label, f"{row.case.message.bytes:,}", _value(row.a), _value(row.b), *_cells(row.judgement))
-    view.add_row("geometric mean", "", "", "", *_cells(comparison.overall), end_section=True)
+    if len(comparison.rows) > 1:
+        view.add_row("geometric mean", "", "", "", *_cells(comparison.overall))
     return view
 
 
@@ -92,43 +104,69 @@ def _value(value: float | None) -> str:
 
 
 def _cells(judgement: Judgement) -> list[RenderableType]:
+    """Ratio, interval, minimum detectable effect, outcome."""
     interval = "-"
     if judgement.ci_low is not None and judgement.ci_high is not None:
-        interval = f"{judgement.ci_low:.3f} to {judgement.ci_high:.3f}"
+        interval = f"{judgement.ci_low:.3f}-{judgement.ci_high:.3f}"
     return [
         "-" if judgement.ratio is None else f"{judgement.ratio:.3f}",
         interval,
-        *("-" if fraction is None else f"{fraction:.1%}" for fraction in (judgement.floor, judgement.mde)),
-        str(judgement.n),
+        _percent(judgement.mde),
         Text(str(judgement.outcome), style=_STYLES[judgement.outcome]),
     ]
 
 
-def candidates_table(environment: str, comparisons: Sequence[Comparison]) -> RenderableType:
-    """One line a candidate of an environment, held against the baseline."""
-    baseline, rows = comparisons[0].a, comparisons[0].rows
-    floor = comparisons[0].overall.floor
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    view.add_column("candidate")
-    per_message = len(rows) <= _MOST_MESSAGE_COLUMNS
-    for row in rows if per_message else ():
-        view.add_column(f"{row.label}, {row.case.message.bytes:,} B", justify="right", no_wrap=True)
-        view.add_column("")
-    for heading in ("all B/A", "95 % interval", "floor", "detectable", "n"):
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.1%}"
+
+
+def show(comparison: Comparison) -> RenderableType:
+    """Headline, table, what else differs, warnings, notes."""
+    lines: list[RenderableType] = [headline(comparison), table(comparison), Text(_how(comparison), style="dim")]
+    if comparison.differs:
+        lines += [Text("also differs (A / B):"), *(Text(f"  {line}") for line in comparison.differs)]
+    lines += [_warning(line) for line in comparison.warnings]
+    lines += [Text(f"note: {line}") for line in comparison.notes]
+    return Group(*lines)
+
+
+def _how(comparison: Comparison) -> str:
+    if comparison.pairing == "none":
+        return "two run files, described side by side"
+    overall = comparison.overall
+    pairs = f"{overall.n} pairs of launches" if comparison.pairing == "neighbours" else f"{overall.n} shared launches"
+    return f"{pairs}; same within {comparison.margin:.0%}; noise floor {_percent(overall.floor)}"
+
+
+def candidates_table(run: Run, environment: str, comparisons: Sequence[Comparison]) -> RenderableType:
+    """One line a candidate of an environment, held against the baseline (A)."""
+    plan = run.header.plan
+    cases = plan.cases if len(plan.cases) <= _MOST_CASE_COLUMNS else ()
+    baseline = Side(environment=environment, candidate=plan.baseline, run=run)
+    view = _table()
+    view.add_column("candidate", no_wrap=True)
+    for case in cases:
+        name = plan.label(case).replace(" ", "\n")
+        view.add_column(f"{name}\n{case.message.bytes:,} B\n{_METRIC.unit}", justify="right", no_wrap=True)
+    for heading in ("all\nB/A", "\n95 % interval", "\nMDE"):
         view.add_column(heading, justify="right", no_wrap=True)
-    view.add_column("outcome", no_wrap=True)
-    blank = [cell for row in rows for cell in (_with_unit(row.a), "")] if per_message else []
-    view.add_row(f"{baseline.candidate} (A)", *blank, "1.000", "", "" if floor is None else f"{floor:.1%}", "", "", "")
+    view.add_column("\noutcome", no_wrap=True)
+    values = [[trial.median for trial in medians(baseline, case.key).values()] for case in cases]
+    view.add_row(f"{plan.baseline} (A)", *(f"{_value(middle(v))}  " for v in values))
     for comparison in comparisons:
-        cells = [
-            cell
-            for row in comparison.rows
-            for cell in (_with_unit(row.b), Text(str(row.judgement.outcome), style=_STYLES[row.judgement.outcome]))
-        ]
-        view.add_row(comparison.b.candidate, *(cells if per_message else []), *_cells(comparison.overall))
+        view.add_row(
+            comparison.b.candidate, *map(_marked, comparison.rows if cases else ()), *_cells(comparison.overall)
+        )
+    title = Text(f"{environment}: candidates against {plan.baseline}", style="bold")
+    hows = dict.fromkeys(_how(comparison) for comparison in comparisons)
     warnings = dict.fromkeys(line for comparison in comparisons for line in comparison.warnings)
-    title = Text(f"{environment}: candidates against {baseline.candidate}", style="bold")
-    return Group(title, view, *(_warning(line) for line in warnings))
+    return Group(title, view, *(Text(how, style="dim") for how in hows), *map(_warning, warnings))
+
+
+def _marked(row: Row) -> Text:
+    """A candidate's time with a mark for its outcome, readable without colour."""
+    outcome = row.judgement.outcome
+    return Text(f"{_value(row.b)} {_MARKS[outcome]}", style=_STYLES[outcome])
 
 
 def show_comparisons(comparisons: Sequence[Comparison], warnings: Sequence[str]) -> RenderableType:
@@ -141,43 +179,34 @@ def _warning(line: str) -> Text:
     return Text(f"warning: {line}", style="yellow")
 
 
-def _with_unit(value: float | None) -> str:
-    return "-" if value is None else _METRIC.format(value)
-
-
-def show_overview(overview: Overview) -> RenderableType:
+def show_overview(run: Run, overview: Overview) -> RenderableType:
     """Environments first, then the candidates of each."""
     parts: list[RenderableType] = []
     for comparison in overview.environments:
         parts += [show(comparison), ""]
     for environment, comparisons in overview.candidates.items():
-        if comparisons:
-            parts += [candidates_table(environment, comparisons), ""]
+        parts += [candidates_table(run, environment, comparisons), ""]
     parts += [_warning(line) for line in overview.warnings]
     return Group(*parts)
 
 
-def show(comparison: Comparison) -> RenderableType:
-    """Headline, table, what else differs, warnings, notes."""
-    if comparison.pairing == "none":
-        how = "two run files, described side by side"
-    else:
-        how = f"paired by {comparison.pairing}; same within {comparison.margin:.0%}"
-    lines: list[RenderableType] = [headline(comparison), table(comparison), Text(how, style="dim")]
-    if comparison.differs:
-        lines += [Text("also differs (A / B):"), *(Text(f"  {line}") for line in comparison.differs)]
-    lines += [_warning(line) for line in comparison.warnings]
-    lines += [Text(f"note: {line}") for line in comparison.notes]
-    return Group(*lines)
-
-
 def show_failures(trials: Sequence[Trial], launches: Mapping[str, LaunchRecord]) -> RenderableType:
-    """Failed and skipped trials with their reasons."""
-    lines = [Text("without numbers:")]
+    """Failed and skipped trials with their reasons; the same reason once."""
+    groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in trials:
-        lines.append(Text(f"  {trial.environment}:{trial.candidate}: {trial.status}: {trial.reason}"))
-        lines += [Text(f"    | {line}", style="dim") for line in _output(trial, launches)[-3:]]
+        groups.setdefault((trial.environment, trial.status, trial.reason), []).append(trial)
+    lines = [Text("without numbers:")]
+    for (environment, status, reason), group in groups.items():
+        names = ", ".join(dict.fromkeys(trial.candidate for trial in group))
+        lines.append(Text(f"  {environment}:{names}: {status}: {reason}"))
+        lines += [Text(f"    | {line}", style="dim") for line in _telling(_output(group[0], launches))]
     return Group(*lines)
+
+
+def _telling(output: Sequence[str]) -> Sequence[str]:
+    """The lines of an output's end that most likely say what went wrong."""
+    named = [line for line in output if _ERROR.search(line)]
+    return list(dict.fromkeys(named))[:3] or output[-3:]
 
 
 def _output(trial: Trial, launches: Mapping[str, LaunchRecord]) -> tuple[str, ...]:
@@ -204,10 +233,11 @@ def show_statuses(run: Run) -> RenderableType:
 
 
 def legend() -> Text:
-    """What the columns mean."""
+    """What columns and marks mean."""
+    marks = ", ".join(f"{mark} {outcome}" for outcome, mark in _MARKS.items() if mark != "x")
     return Text(
-        "A, B: medians over launches. floor: how far two copies of the same thing differ. detectable: the smallest "
-        "difference that this many launches would find 4 times in 5.",
+        "A, B: medians over launches. MDE: minimum detectable effect, the smallest difference that so many\n"
+        f"launches would find 4 times in 5. Marks: {marks}.",
         style="dim",
     )
 
@@ -229,6 +259,7 @@ def to_document(comparison: Comparison) -> dict[str, Any]:
         "unit": _METRIC.unit,
         "direction": _METRIC.direction.value,
         "pairing": comparison.pairing,
+        "a_a": comparison.is_a_a,
         "margin": comparison.margin,
         "overall": _judgement_document(comparison.overall),
         "messages": [_row_document(row) for row in comparison.rows],
@@ -263,6 +294,8 @@ def failures_document(trials: Iterable[Trial], launches: Mapping[str, LaunchReco
     return [{key: getattr(t, key) for key in keys} | {"output": _output(t, launches)} for t in trials]
 
 
-def outcomes(comparisons: Iterable[Comparison]) -> set[Outcome]:
-    """Every outcome that stands in the tables, for --fail-on."""
-    return {j.outcome for c in comparisons for j in (c.overall, *(row.judgement for row in c.rows))}
+def outcomes(comparisons: Iterable[Comparison], *, any_size: bool) -> set[Outcome]:
+    """The overall outcomes, and those of every size where `any_size`, for --fail-on."""
+    found = {comparison.overall.outcome for comparison in comparisons}
+    sizes = {row.judgement.outcome for comparison in comparisons for row in comparison.rows}
+    return found | sizes if any_size else found

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tuning.runfile import Header
 
-_TIMES = {"read_at"}
+_NO_DIFFERENCE = {"read_at", "unread", "PATH", "HOSTNAME", "TMPDIR"}
+"""Times and places that differ between any two runs, and lists of what could not be read."""
 _PLAN = ("engine", "ranks", "baseline", "launches", "rounds", "samples", "margin")
 _SHOWN = 12
 
@@ -36,7 +37,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: st
     found: list[str] = []
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
-        if key in _TIMES or old == new:
+        if key in _NO_DIFFERENCE or old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += _differences(old, new, f"{prefix}{key} ")

@@ -38,6 +38,11 @@ class Engine(Protocol):
         """The file that the ranks run."""
         ...
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Distributions that an environment's Python must hold."""
+        ...
+
     def require(self, environment: Environment) -> None:
         """Raise InputError where this engine cannot start ranks in that environment at all."""
         ...
@@ -57,6 +62,7 @@ class MpiEngine:
 
     worker: Path = field(default=_WORKERS / "mpi_allreduce.py")
     name: str = "mpi"
+    needs: tuple[str, ...] = ("mpi4py", "numpy")
 
     def require(self, environment: Environment) -> None:
         """See Engine."""
@@ -103,6 +109,7 @@ class CudaEngine:
 
     worker: Path = field(default=_WORKERS / "cuda_allreduce.py")
     name: str = "cuda"
+    needs: tuple[str, ...] = ("cuda-bindings", "numpy")
 
     def require(self, environment: Environment) -> None:
         """See Engine."""

@@ -26,6 +26,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; the folder made there is private
 _MAX_LINE_BYTES = 1 << 20
 _SCRATCH_PREFIX = "lanewise-"
+_NARRATION_SECONDS = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,9 @@ class LaunchOutcome:
     trials: tuple[Trial, ...]
 
 
-def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> LaunchOutcome:
+def run_launch(
+    engine: Engine, plan: Plan, launch: Launch, redact: Redactor, doing: Callable[[str], None]
+) -> LaunchOutcome:
     """Run one launch to its end, whatever that is.
 
     Args:
@@ -44,12 +47,13 @@ def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> 
         plan: the run it belongs to.
         launch: what to run.
         redact: applied to everything stored.
+        doing: told, a few times a second, what the ranks are busy with.
     """
     command = engine.command(plan, launch)
     started, clock = datetime.now(UTC), time.monotonic()
-    load = _load_average()
+    busy = _other_tasks()
     log = LaunchLog(arms=launch.arms, cases=tuple(case.key for case in plan.cases))
-    ending, code = _supervise(command, engine, launch, plan.timeout, log.feed)
+    ending, code = _supervise(command, engine, launch, plan.timeout, _narrated(log, doing))
     breakage = log.breakage(ending, code, plan.timeout)
     arms = {arm.key: arm for arm in launch.arms}
     identifier = uuid.uuid4().hex[:12]
@@ -77,7 +81,7 @@ def run_launch(engine: Engine, plan: Plan, launch: Launch, redact: Redactor) -> 
         command=tuple(redact.all(command)),
         started=started.isoformat(timespec="milliseconds"),
         seconds=round(time.monotonic() - clock, 3),
-        load=load,
+        busy=busy,
         libraries=log.libraries,
         output=() if all(trial.ok for trial in trials) else tuple(redact.all(log.tail)),
     )
@@ -170,8 +174,30 @@ def _start_ticks(pid: int) -> int:
         return 0
 
 
-def _load_average() -> float | None:
-    try:
-        return round(os.getloadavg()[0], 2)
-    except OSError:
-        return None
+def _other_tasks() -> float | None:
+    """How many tasks other than this one were running or waiting for a core, on average over a fifth of a second.
+
+    Not the load average: that one remembers this toolkit's own ranks for a minute.
+    """
+    seen = []
+    for _ in range(10):
+        try:
+            running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0]
+        except (OSError, IndexError):
+            return None
+        seen.append(int(running) - 1)
+        time.sleep(0.02)
+    return round(sum(seen) / len(seen), 1)
+
+
+def _narrated(log: LaunchLog, doing: Callable[[str], None]) -> Callable[[str], None]:
+    told = 0.0
+
+    def feed(line: str) -> None:
+        nonlocal told
+        log.feed(line)
+        if time.monotonic() - told > _NARRATION_SECONDS and log.doing:
+            told = time.monotonic()
+            doing(log.doing)
+
+    return feed

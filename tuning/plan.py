@@ -135,6 +135,12 @@ class Plan:
         more = [(case.mode, self.modes), (case.working_set, self.working_sets)]
         return " ".join([case.message.name, *(value for value, values in more if len(values) > 1)])
 
+    def launch_label(self, launch: Launch) -> str:
+        """A launch's name for people: environment, repetition, and its candidates where groups differ."""
+        several = len(self._groups()) > 1
+        names = ", ".join(dict.fromkeys(arm.candidate.name for arm in launch.arms)) if several else ""
+        return f"{launch.environment.name} launch {launch.repetition + 1}" + (f" ({names})" if names else "")
+
     def schedule(self) -> tuple[Launch, ...]:
         """Every launch in order: all groups forwards, then backwards, and so on (A B B A for two).
 
@@ -221,7 +227,7 @@ def validate(plan: Plan) -> None:
                 f"--{option} is {value}", expected=f"a whole number from {least} to {most:,}", todo="correct it"
             )
     if not 0.001 <= plan.margin <= 1:
-        raise InputError(f"--margin is {plan.margin}", expected="a fraction from 0.001 to 1", todo="correct it")
+        raise InputError(f"--margin is {plan.margin:.1%}", expected="from 0.1 to 100 per cent", todo="correct it")
     if not 1 <= plan.timeout <= 86_400:
         raise InputError(f"--timeout is {plan.timeout}", expected="seconds from 1 to 86,400", todo="correct it")
     for what, values, known in (("mode", plan.modes, MODES), ("working set", plan.working_sets, WORKING_SETS)):
@@ -229,6 +235,12 @@ def validate(plan: Plan) -> None:
             raise InputError(
                 f"{what}s are {', '.join(values) or 'none'}", expected=f"some of {', '.join(known)}", todo="correct it"
             )
+    if clash := {env.name for env in plan.environments} & {candidate.name for candidate in plan.candidates}:
+        raise InputError(
+            f"{', '.join(sorted(clash))} is an environment and a candidate",
+            expected="names that differ",
+            todo="rename it",
+        )
     for what, names in (("environment", plan.environments), ("candidate", plan.candidates)):
         listed = [item.name for item in names]
         if not listed or len(set(listed)) != len(listed):

@@ -111,6 +111,11 @@ class LaunchLog:
             raise ValueError(f"samples are {values}")
         self._samples.setdefault((key, case), []).append(values)
 
+    @property
+    def doing(self) -> str:
+        """What the worker is busy with, in words; "" before it began."""
+        return f"{self._at.partition('#')[0]}, {self._doing}" if self._at else ""
+
     def breakage(self, ending: Ending, code: int, silent_seconds: float) -> Result | None:
         """What ended the launch before its work was done, or None where it was done.
 

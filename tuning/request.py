@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tuning.provenance import node_record
 from tuning.workload import load_workload
 
 _MPI_RANKS = 4
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,32 @@ class Request:
     nccl: tuple[str, ...] = ()
     allow_ll128: bool = False
     shared_gpu: bool = False
+
+
+def parse_environment(text: str, python: str) -> Environment:
+    """An environment from "NAME [python=PATH] [VARIABLE=VALUE ...]", words as a shell splits them.
+
+    Raises:
+        InputError: no name, a name that is not allowed, or a word that is no assignment.
+    """
+    try:
+        name, *settings = shlex.split(text) or [""]
+    except ValueError as error:
+        raise _bad_environment(text, str(error)) from error
+    if not _NAME.fullmatch(name):
+        raise _bad_environment(text, f"{name!r} is no name")
+    if wrong := [word for word in settings if not _ASSIGNMENT.match(word)]:
+        raise _bad_environment(text, f"{wrong[0]!r} is no assignment")
+    variables = dict(word.split("=", 1) for word in settings)
+    return Environment(name=name, python=variables.pop("python", python), variables=variables)
+
+
+def _bad_environment(text: str, why: str) -> InputError:
+    return InputError(
+        f"--environment is {text!r}: {why}",
+        expected="\"NAME [python=PATH] [VARIABLE=VALUE ...]\", the name of letters, digits, '.', '_' and '-'",
+        todo='for example --environment "tcp OMPI_MCA_btl=self,tcp"',
+    )
 
 
 def words(text: str) -> tuple[str, ...]:

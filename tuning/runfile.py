@@ -286,3 +286,4 @@ class RunWriter:
                 aside.flush()
                 os.fsync(aside.fileno())
             os.ftruncate(self._descriptor, whole)
+        self.run = replace(self.run, torn=0)

@@ -33,7 +33,7 @@ class LaunchRecord:
         command: the argument vector that ran.
         started: ISO 8601 UTC.
         seconds: duration.
-        load: the machine's 1-minute load average just before it, or None where it cannot be read.
+        busy: tasks of others that were running or waiting for a core just before it; None where it cannot be read.
         libraries: what the worker said it ran on, e.g. {"mpi": "Open MPI v5.0.11"}.
         output: its last lines of output, where anything went wrong.
     """
@@ -44,7 +44,7 @@ class LaunchRecord:
     command: tuple[str, ...]
     started: str
     seconds: float
-    load: float | None
+    busy: float | None
     libraries: dict[str, Any] = field(default_factory=dict)
     output: tuple[str, ...] = ()
 

@@ -75,16 +75,23 @@ def test_an_algorithm_that_the_library_lacks_is_unsupported(measure: Callable[..
     assert {trial.status for trial in by_candidate(run, "default")} == {Status.OK}
 
 
-def test_a_python_without_mpi4py_is_launch_failed_for_all(measure: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_launch_that_cannot_start_fails_for_all_and_is_given_up(measure: Callable[..., Run]) -> None:
+    broken = Environment(name="broken", python=sys.executable, variables={"OMPI_MCA_btl": "nonsense"})
+    run = measure("ring", environments=(broken,), launches=4)
+    assert {trial.status for trial in run.trials} == {Status.LAUNCH_FAILED, Status.SKIPPED}
+    tried = {trial.launch for trial in run.trials if trial.status is Status.LAUNCH_FAILED}
+    assert len(tried) == 2, "twice, no more"
+    assert run.launches[run.trials[0].launch].output
+
+
+def test_a_python_without_mpi4py_is_refused_before_anything_runs(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     (bare / "bin/mpirun").symlink_to(Path(sys.executable).parent / "mpirun")
-    run = measure("ring", environments=(Environment(name="bare", python=str(bare / "bin/python")),), launches=3)
-    assert {trial.status for trial in run.trials} == {Status.LAUNCH_FAILED, Status.SKIPPED}
-    assert len({trial.launch for trial in run.trials if trial.status is Status.LAUNCH_FAILED}) == 2, (
-        "tried twice, no more"
-    )
-    assert any("mpi4py" in line or "numpy" in line for line in run.launches[run.trials[0].launch].output)
+    plan = small_plan(environments=(Environment(name="bare", python=str(bare / "bin/python")),))
+    with pytest.raises(InputError, match="lacks mpi4py, numpy"):
+        start_run(plan, MpiEngine(), tmp_path / "r.jsonl", lambda _step: None, command=[])
+    assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_a_missing_mpirun_or_python_is_refused_before_anything_is_written(

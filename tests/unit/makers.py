@@ -83,7 +83,7 @@ def fake_launch(**changes: object) -> LaunchRecord:
         "command": ("mpirun", "-np", "2"),
         "started": "2026-11-29T00:00:00+00:00",
         "seconds": 1.5,
-        "load": 0.1,
+        "busy": 0.1,
     }
     return LaunchRecord(**{**fields, **changes})  # type: ignore[arg-type]
 

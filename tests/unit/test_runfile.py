@@ -51,7 +51,7 @@ def test_a_torn_last_line_is_reported_and_set_aside(run_path: Path, torn: bytes)
     assert read_run(run_path).torn == len(torn)
     assert run_path.read_bytes() == before + torn, "reading changes nothing"
     with RunWriter.resume(run_path) as writer:
-        assert len(writer.run.trials) == 2
+        assert (len(writer.run.trials), writer.run.torn) == (2, 0)
         writer.append(fake_trial(repetition=1))
     assert len(read_run(run_path).trials) == 3
     assert run_path.with_name("r.jsonl.torn").read_bytes() == torn + b"\n"

@@ -61,7 +61,7 @@ def marked(mark: str) -> Iterator[int]:
                 continue
 
 
-def gone(mark: str, seconds: float = 5) -> bool:
+def gone(mark: str, seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
     while list(marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -124,7 +124,7 @@ def test_the_harness_killed_leaves_nothing(mark: str, scratch: list[Path]) -> No
     process.kill()
     process.communicate()
     assert gone(mark)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while any(folder.exists() for folder in scratch) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(folder.exists() for folder in scratch)
@@ -136,7 +136,7 @@ def test_the_supervisor_killed_takes_the_command_along(mark: str, scratch: list[
     (command,) = [pid for pid in marked(mark) if f"PPid:\t{process.pid}\n" in Path(f"/proc/{pid}/status").read_text()]
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while Path(f"/proc/{command}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{command}").exists()
