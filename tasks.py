@@ -32,7 +32,7 @@ from tuning.engines import ENGINES
 from tuning.model_shape import derive_workload, read_model_shape
 from tuning.plan import MARGINS, Environment
 from tuning.provenance import ROOT, node_record
-from tuning.request import Request, make_plan, parse_environment, words
+from tuning.request import Request, further_nccl, make_plan, parse_environment, words
 from tuning.runfile import Kind, Run, read_run
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
@@ -57,7 +57,7 @@ def option_name(outcome: str) -> str:
     python="interpreter that runs ranks on GPUs (default: the first python3 on PATH that has cuda-bindings)",
     seed="of data and orders; 0 draws one",
     output="path of the run file (default: a new one in runs/)",
-    resume="go on with this run file: only what is missing runs; its own plan counts, so no other option is taken",
+    resume="go on with this run file: only what is missing runs, as its own plan says",
     json="print the comparisons as JSON",
 )
 def campaign(
@@ -75,7 +75,7 @@ def campaign(
     """Measure every toolchain that this machine can run, compare them, and say what was skipped and why."""
     survey = surveys.survey(python, engine_state())
     if resume:
-        run = _resume(resume, 0)
+        run = _resume(resume, (), survey.python, None, 0)
     else:
         run = _start(
             Request(
@@ -115,7 +115,7 @@ def campaign(
     allow_ll128="cuda: run LL128 candidates: they can corrupt data on PCIe, and are checked at length",
     shared_gpu="cuda: all ranks on GPU 0: right results, meaningless times",
     output="path of the run file (default: a new one in runs/)",
-    resume="go on with this run file: only what is missing runs; its own plan counts, so no other option is taken",
+    resume="go on with this run file: only what is missing runs, as its own plan says",
     json="print the comparisons as JSON",
 )
 def bench_allreduce(
@@ -144,7 +144,7 @@ def bench_allreduce(
 ) -> ExitCode | None:
     """Measure allreduce candidates on a workload into a run file, and compare them."""
     if resume:
-        run = _resume(resume, minutes)
+        run = _resume(resume, tuple(parse_environment(t, python) for t in environment or ()), python, nccl, minutes)
     else:
         where = python or surveys.default_python(engine)
         run = _start(
@@ -241,17 +241,23 @@ def _start(request: Request, output: str, minutes: int = 0) -> Run:
         return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
 
 
-def _resume(path: str, minutes: int) -> Run:
-    allowed = ("--resume", "--json", "--minutes")
+def _resume(path: str, environments: tuple[Environment, ...], python: str, nccl: list[str] | None, minutes: int) -> Run:
+    allowed = ("--resume", "--json", "--minutes", "--environment", "--python", "--nccl")
     if given := [word for word in sys.argv[2:] if word.startswith("--") and not word.startswith(allowed)]:
         raise InputError(
             f"--resume together with {', '.join(given)}",
             expected="no other option: the run file's own plan counts",
             todo=f"leave the others out, or start a new run without --resume {path}",
         )
-    engine = ENGINES[read_run(Path(path)).header.plan.engine]()
+    name = read_run(Path(path)).header.plan.engine
+    known = campaigns.Known(
+        environments=environments,
+        python=python or surveys.default_python(name),
+        candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl or ()), ROOT / CACHE)),
+    )
     with talk.track("preparing") as progress:
-        return campaigns.resume_run(Path(path), engine, _reporter(progress, Path(path)), minutes=minutes)
+        report = _reporter(progress, Path(path))
+        return campaigns.resume_run(Path(path), ENGINES[name](), report, known=known, minutes=minutes)
 
 
 def _finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
@@ -293,7 +299,7 @@ def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:
 
 
 def _newest_run() -> Run:
-    files = sorted((ROOT / RUNS).glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    files = sorted(path for path in (ROOT / RUNS).glob("*.jsonl") if path.is_file())  # names begin with the time
     if not files:
         raise InputError(
             f"there is no run file in {RUNS}/",

@@ -1,14 +1,16 @@
 """Facts about CUDA graphs and NCCL that one GPU is enough for; JSON on standard output.
 
     python bench/cuda_findings.py            all of it, about a minute
-    python bench/cuda_findings.py nodes      one of: nodes, one_rank, tree
+    python bench/cuda_findings.py nodes      one of: nodes, one_rank, tree, logging
 
 nodes: what a kernel node costs in a graph: graphs of 1, 10, 122 and 1,000 kernels that do nothing, and the slope.
 one_rank: ncclAllReduce of a single rank, eager against in a graph. With one rank NCCL copies: a copy by
     cudaMemcpyAsync is timed beside it. Eager times hold this Python's cost of calling C as well.
-tree: is NCCL's tree "incompatible with CUDA graphs"? Two ranks share the GPU (times mean nothing): captured with and
-    without a warm-up call, connections made at first use (NCCL_RUNTIME_CONNECT=1) or at once (0), in each capture mode.
-    Every combination has processes of its own, and ring is the control.
+tree: is NCCL's tree "incompatible with CUDA graphs"? Two ranks, on two GPUs where CUDA shows them, else both on one:
+    captured with and without a warm-up call, connections made at first use (NCCL_RUNTIME_CONNECT=1) or at once (0), in
+    each capture mode. Every combination has processes of its own, and ring is the control.
+logging: what NCCL's TUNING log costs the host per enqueued call, and whether ncclResetDebugInit ends it: two ranks as
+    above, the host's time of eager calls without a log, with it, and after the reset.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,14 +39,14 @@ if TYPE_CHECKING:
     from tuning.workers.cuda_gpu import Gpu, open_gpu
     from tuning.workers.cuda_hub import Ranks, join, serve
     from tuning.workers.cuda_nccl import Library, find_nccl, parse_choices
-    from tuning.workers.cuda_ways import DeviceError, Refused
+    from tuning.workers.cuda_ways import DeviceError, Refused, Unusable
 else:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tuning/workers"))
     from cuda_buffers import DTYPES
     from cuda_gpu import Gpu, open_gpu
     from cuda_hub import Ranks, join, serve
     from cuda_nccl import Library, find_nccl, parse_choices
-    from cuda_ways import DeviceError, Refused
+    from cuda_ways import DeviceError, Refused, Unusable
 
 NODES = (1, 10, 122, 1000)
 SHAPES = ((1, 32), (1, 512), (8, 512))
@@ -52,7 +54,8 @@ SHAPES = ((1, 32), (1, 512), (8, 512))
 REPEATS, REPLAYS = 5, 100
 SIZES = (14336, 43008)
 CALLS = 122
-TREE_SECONDS = 60.0
+CASE_SECONDS = 60.0
+LOGGED_CALLS = 20
 BFLOAT16 = DTYPES["bfloat16"]
 
 
@@ -166,7 +169,7 @@ def one_rank() -> list[dict[str, object]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         library = Library(find_nccl(), Path(os.devnull))
-        communicator = library.communicator(library.unique_id(), Ranks(0, 1, ours))
+        communicator = library.communicator(library.unique_id(), Ranks(0, 1, ours, sys.stderr))
     results: list[dict[str, object]] = []
     for nbytes in SIZES:
         send, receive = gpu.allocate(nbytes), gpu.allocate(nbytes)
@@ -185,92 +188,168 @@ def one_rank() -> list[dict[str, object]]:
 
 def tree() -> list[dict[str, object]]:
     """Per combination: what capture said, and whether replays gave right sums."""
-    combinations = [
-        {"algo": algo, "proto": proto, "warm_up": warm_up, "runtime_connect": connect, "capture_mode": mode}
-        for (algo, proto), warm_up, connect, mode in itertools.product(
-            (("tree", "LL"), ("tree", "Simple"), ("ring", "LL")),
-            (True, False),
-            ("0", "1"),
-            ("ThreadLocal", "Global", "Relaxed"),
-        )
-    ]
+    kinds, modes = (("tree", "LL"), ("tree", "Simple"), ("ring", "LL")), ("ThreadLocal", "Global", "Relaxed")
     with ThreadPoolExecutor(max_workers=4) as pool:
-        return list(pool.map(tree_case, combinations))
+        return list(
+            pool.map(
+                two_ranks,
+                [
+                    {
+                        "do": "tree",
+                        "algo": a,
+                        "proto": p,
+                        "warm_up": warm,
+                        "runtime_connect": connect,
+                        "capture_mode": mode,
+                    }
+                    for (a, p), warm, connect, mode in itertools.product(kinds, (True, False), ("0", "1"), modes)
+                ],
+            )
+        )
 
 
-def tree_case(case: dict[str, Any]) -> dict[str, object]:
-    """One combination, in processes of its own."""
+def logging() -> list[dict[str, object]]:
+    """Host time of an eager ncclAllReduce on rank 0: us a call."""
+    return [two_ranks({"do": "logging", "log": log, "algo": "ring", "proto": "LL"}) for log in (False, True)]
+
+
+def two_ranks(case: dict[str, Any]) -> dict[str, object]:
+    """One case, in processes of its own."""
     environment = {
         **os.environ,
         "NCCL_ALGO": f"allreduce:{case['algo']}",
         "NCCL_PROTO": str(case["proto"]),
-        "NCCL_RUNTIME_CONNECT": str(case["runtime_connect"]),
+        "NCCL_RUNTIME_CONNECT": str(case.get("runtime_connect", "1")),
     }
     with tempfile.TemporaryDirectory(prefix="lanewise-findings-") as scratch:
-        environment |= {"TMPDIR": scratch, "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING"}
-        command = [sys.executable, __file__, "tree_hub", json.dumps(case)]
+        environment["TMPDIR"] = scratch
+        command = [sys.executable, __file__, "hub", json.dumps(case)]
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=TREE_SECONDS, check=False)
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=CASE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return {**case, "ended": f"nothing within {TREE_SECONDS:g} s"}
+            return {**case, "ended": f"nothing within {CASE_SECONDS:g} s"}
     with suppress(ValueError, IndexError):
         answer: dict[str, object] = json.loads(done.stdout.decode().splitlines()[-1])
         return {**case, **answer}
     return {**case, "ended": f"exit code {done.returncode}", "stderr": done.stderr.decode()[-500:]}
 
 
-def tree_rank(rank: int, hub: int, case: dict[str, Any]) -> None:
-    """One of the two ranks of a combination; rank 0 prints what came of it on both."""
-    ranks = join(hub, rank, 2)
-    log = Path(os.environ["TMPDIR"]) / f"rank{rank}.log"
-    os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG_FILE=str(log))
-    gpu, library = open_gpu(0, 1), Library(find_nccl(), log)
-    identifier = ranks.exchange(library.unique_id() if rank == 0 else "")[0]
-    communicator = library.communicator(identifier, ranks)
-    elements, found = 21504, {"capture": "ok", "nccl": library.version}
-    send, receive = gpu.allocate(2 * elements), gpu.allocate(2 * elements)
-    gpu.write(send, BFLOAT16.encode(np.full(elements, rank + 1, np.float32)))
+class Pair:
+    """One of two ranks, with a communicator, a message of 43,008 B and a result that was never written."""
 
-    def call() -> None:
-        library.check(
-            "ncclAllReduce", library.all_reduce(send, receive, elements, BFLOAT16.nccl, 0, communicator, gpu.stream)
-        )
+    elements = SIZES[-1] // BFLOAT16.bytes
 
+    def __init__(self, ranks: Ranks, *, log: bool) -> None:
+        path = Path(os.environ["TMPDIR"]) / f"rank{ranks.rank}.log"
+        try:
+            self.gpu = open_gpu(ranks.rank, 2)
+        except Unusable:  # one GPU: NCCL takes two ranks on it for two hosts
+            self.gpu = open_gpu(0, 1)
+            os.environ.update(NCCL_HOSTID=f"rank{ranks.rank}", NCCL_SOCKET_IFNAME="lo")
+        if log:
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="TUNING", NCCL_DEBUG_FILE=str(path))
+        self.library = Library(find_nccl(), path)
+        identifier = ranks.exchange(self.library.unique_id() if ranks.rank == 0 else "")[0]
+        self.communicator = self.library.communicator(identifier, ranks)
+        self.send, self.receive = (self.gpu.allocate(2 * self.elements) for _ in range(2))
+        self.gpu.write(self.send, BFLOAT16.encode(np.full(self.elements, ranks.rank + 1, np.float32)))
+        self.poison()
+
+    def poison(self) -> None:
+        """NaN, on the stream."""
+        self.gpu.fill(self.receive, 0xFF, 2 * self.elements)
+
+    def call(self, count: int = 1) -> None:
+        """Put calls on the stream."""
+        for _ in range(count):
+            code = self.library.all_reduce(
+                self.send, self.receive, self.elements, BFLOAT16.nccl, 0, self.communicator, self.gpu.stream
+            )
+            self.library.check("ncclAllReduce", code)
+
+    def wait(self) -> None:
+        """Until they are done."""
+        self.gpu.wait(partial(self.library.fault, self.communicator))
+
+    def right(self) -> bool:
+        """Whether every sum is 1 + 2."""
+        return bool((BFLOAT16.decode(self.gpu.read(self.receive, 2 * self.elements)) == 3).all())
+
+
+def tree_rank(ranks: Ranks, case: dict[str, Any]) -> dict[str, object]:
+    """Capture four calls, replay three times."""
+    pair = Pair(ranks, log=True)
+    found: dict[str, object] = {"nccl": pair.library.version, "gpu": pair.gpu.index, "capture": "ok"}
     try:
-        with nullcontext():
-            if case["warm_up"]:
-                call()
-                gpu.wait(partial(library.fault, communicator))
-                library.news()
-            replay = gpu.capture(lambda: [call() for _ in range(4)] and None, case["capture_mode"])
-            found["ran"] = " ".join(dict.fromkeys(f"{c.algorithm} {c.protocol}" for c in parse_choices(library.news())))
-            for _ in range(3):
-                gpu.fill(receive, 0xFF, 2 * elements)
-                replay()
-                gpu.wait(partial(library.fault, communicator))
-                found["sums"] = "right" if (BFLOAT16.decode(gpu.read(receive, 2 * elements)) == 3).all() else "wrong"
+        if case["warm_up"]:
+            pair.call()
+            pair.wait()
+            pair.library.news()
+        replay = pair.gpu.capture(partial(pair.call, 4), case["capture_mode"])
+        found["ran"] = sorted({f"{c.algorithm} {c.protocol}" for c in parse_choices(pair.library.news())})
+        sums = []
+        for _ in range(3):
+            pair.poison()
+            replay()
+            pair.wait()
+            sums.append(pair.right())
+        found["sums"] = "right" if all(sums) else "wrong"
     except (DeviceError, Refused) as error:
         found["capture"] = str(error)
+    return found
+
+
+def logging_rank(ranks: Ranks, case: dict[str, Any]) -> dict[str, object]:
+    """Time the host at enqueueing, then again after the log was switched off."""
+    pair = Pair(ranks, log=case["log"])
+
+    def host_us() -> list[float]:
+        times = []
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            pair.call(LOGGED_CALLS)
+            times.append(round((time.perf_counter() - begin) / LOGGED_CALLS * 1e6, 2))
+            pair.wait()
+        return times
+
+    pair.call()
+    pair.wait()
+    pair.library.news()
+    before, lines = host_us(), pair.library.news()
+    os.environ["NCCL_DEBUG"] = "WARN"
+    os.environ.pop("NCCL_DEBUG_FILE", None)
+    pair.library.silence()
+    after = host_us()
+    return {
+        "nccl": pair.library.version,
+        "us_a_call": before,
+        "us_a_call_after_reset": after,
+        "lines": lines.count("Bytes -> "),
+        "line": lines.splitlines()[0] if lines else "",
+        "lines_after_reset": pair.library.news().count("Bytes -> "),
+    }
+
+
+def rank_main(case: dict[str, Any], rank: int, hub: int) -> None:
+    """One of the two ranks of a case; rank 0 prints what came of it, and the other's where it differs."""
+    ranks = join(hub, rank, 2)
+    found = {"tree": tree_rank, "logging": logging_rank}[case["do"]](ranks, case)
     everywhere = ranks.exchange(found)
     if rank == 0:
-        sys.stdout.write(
-            json.dumps(
-                {**everywhere[0], "other_rank": everywhere[1]} if everywhere[0] != everywhere[1] else everywhere[0]
-            )
-            + "\n"
-        )
-        sys.stdout.flush()
+        ranks.events.write(json.dumps({**everywhere[0], "other_rank": everywhere[1]}) + "\n")
+        ranks.events.flush()
+    ranks.leave()
     os._exit(0)
 
 
 def main(arguments: list[str]) -> int:
     """Do what the module says."""
-    if arguments[:1] == ["tree_hub"]:
-        command = [sys.executable, __file__, "tree_rank", arguments[1]]
+    if arguments[:1] == ["hub"]:
+        command = [sys.executable, __file__, "rank", arguments[1]]
         return serve([[*command, str(rank)] for rank in (0, 1)], dict(os.environ))
-    if arguments[:1] == ["tree_rank"]:
-        tree_rank(int(arguments[2]), int(arguments[4]), json.loads(arguments[1]))
-    sections: dict[str, Callable[[], list[dict[str, object]]]] = {"nodes": nodes, "one_rank": one_rank, "tree": tree}
+    if arguments[:1] == ["rank"]:  # rank CASE RANK --hub FD
+        rank_main(json.loads(arguments[1]), int(arguments[2]), int(arguments[4]))
+    sections = {"nodes": nodes, "one_rank": one_rank, "tree": tree, "logging": logging}
     found: dict[str, object] = {"gpu": open_gpu(0, 1).about()}
     for name in arguments or sections:
         started = time.monotonic()

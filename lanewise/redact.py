@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _SECRET_NAME = re.compile(
-    r"(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|BEARER|(^|_)(AUTH|PASS|PAT|DSN)($|_)|_PWD$"
+    r"(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|BEARER|SSHPASS|(^|_)(AUTH|PASS|PAT|DSN|CREDS?)($|_)|_PWD$"
     r"|API_?KEY|ACCESS_?KEY|(^|_)KEY(_|$)|CONNECTION_?STRING)",
     re.IGNORECASE,
 )
@@ -22,12 +23,27 @@ _SECRET_FORMS = (
     ),
     (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"), "<redacted>"),
     (re.compile(r"\b(?:nvapi-[A-Za-z0-9_-]{16,}|xox[abposr]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16})"), "<redacted>"),
+    (re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"), "<redacted>"),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), "<redacted>"),
     (re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"), "<redacted>"),
-    (re.compile(r"(?i)(\bauthorization:\s*(?:bearer|basic|token)\s+)\S+"), r"\1<redacted>"),
+    # Quotes may themselves be escaped, as in JSON inside JSON.
     (
         re.compile(
-            r"(?i)((?:^|[\s\"'])(?:--?)?[\w-]*(?:token|secret|password|passwd|api[_-]?key|access[_-]?key)[\"']?\s*[=:]\s*[\"']?)"
+            r"(?i)(\bauthorization\\*[\"']?\s*[:=]\s*\\*[\"']?(?:bearer|basic|digest|token)\s+)(?!<redacted>)[^\s\"'\\,;]+"
+        ),
+        r"\1<redacted>",
+    ),
+    (re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]{16,}"), r"\1<redacted>"),
+    # To the end of the text where the block's own end is missing.
+    (
+        re.compile(
+            r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)(?s:.*?)(-----END [A-Z0-9 ]{0,40}-----|\Z)"
+        ),
+        r"\1<redacted>\2",
+    ),
+    (
+        re.compile(
+            r"(?i)((?:^|[\s\"'])(?:--?)?[\w-]*(?:token|secret|password|passwd|api[_-]?key|access[_-]?key)\\*[\"']?\s*[=:]\s*\\*[\"']?)"
             r"(?!<redacted>)[^\s\"',;]+"
         ),
         r"\1<redacted>",
@@ -35,6 +51,11 @@ _SECRET_FORMS = (
 )
 _SHORTEST_SECRET = 6
 """A secret variable's value below this length is not searched for in text: it would blot out ordinary words."""
+_SHORTEST_LINE = 12
+"""The same for one line of a value that has several: programs print such values a line at a time."""
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
+_KEY_LINE = re.compile(r"\s*[A-Za-z0-9+/]+=*\s*")
 
 
 def is_secret(name: str) -> bool:
@@ -53,6 +74,9 @@ class Redactor:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         values = {value for name, value in environment.items() if is_secret(name) and len(value) >= _SHORTEST_SECRET}
+        lines = {line.strip() for value in values if len(value.splitlines()) > 1 for line in value.splitlines()}
+        values |= {line for line in lines if len(line) >= _SHORTEST_LINE}
+        values |= {json.dumps(value, ensure_ascii=plain)[1:-1] for value in values for plain in (True, False)}
         self._values = sorted(values, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
@@ -67,7 +91,28 @@ class Redactor:
         """Each of `texts` without secrets; an option such as `--token` also hides the argument after it."""
         hidden: list[str] = []
         follows_option = False
+        hide_key = KeyHider()
         for text in texts:
-            hidden.append("<redacted>" if follows_option else self(text))
+            hidden.append("<redacted>" if follows_option else self(hide_key(text)))
             follows_option = text.startswith("-") and "=" not in text and is_secret(text.lstrip("-").replace("-", "_"))
         return hidden
+
+
+class KeyHider:
+    """Hides the lines of private keys from a text that comes line by line, where no line tells that it is of a key.
+
+    Lines of other programs may stand in between: they are kept, unless they look like a key's.
+    """
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def __call__(self, line: str) -> str:
+        """The line, or "<redacted>" where it is part of a key."""
+        if self._inside and _KEY_ENDS.search(line):
+            self._inside = False
+        elif self._inside and _KEY_LINE.fullmatch(line):
+            return "<redacted>"
+        if begins := list(_KEY_BEGINS.finditer(line)):
+            self._inside = not _KEY_ENDS.search(line, begins[-1].end())
+        return line

@@ -5,11 +5,13 @@ rich obeys NO_COLOR and writes no control sequences into pipes and files.
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -19,15 +21,41 @@ _WIDE = 160
 """Columns where output is not a terminal: a table read by a program or a log should not be folded."""
 
 
+class _Console(Console):
+    """rich's console, but a reader that leaves is an exception like any other, not the end of the program."""
+
+    def on_broken_pipe(self) -> None:
+        """See rich."""
+        raise BrokenPipeError
+
+
+def open_standard_streams() -> None:
+    """Make standard output and error safe to write to: open, and able to print every character somehow.
+
+    A stream that the caller closed would otherwise be None, and its number be given to the next file opened.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the program's life
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else max(_WIDE, shutil.get_terminal_size().columns)
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(text: str) -> None:
-    """One remark on stderr."""
-    _console(stderr=True).print(text, markup=False)
+    """One remark on stderr; where nobody can read it, nothing happens: talk is never worth a run."""
+    with suppress(OSError):
+        _console(stderr=True).print(printable(text), markup=False)
 
 
 def put(renderable: RenderableType) -> None:
@@ -38,6 +66,11 @@ def put(renderable: RenderableType) -> None:
 def put_json(document: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
     """Data for programs on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which in another program's output could drive the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 class Track:

@@ -109,8 +109,11 @@ def _with_default(text: str, default: object) -> str:
 
 def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:  # noqa: ANN401 - as above
     """The one place where errors become text on stderr and an exit code."""
+    talk.open_standard_streams()
     try:
-        return function(*args, **kwargs)
+        code = function(*args, **kwargs)
+        sys.stdout.flush()
+        return code
     except LanewiseError as error:
         talk.say(f"error: {error}")
         return error.exit_code
@@ -118,5 +121,16 @@ def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:
         talk.say("interrupted: nothing is left running; what was measured is in the run file")
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of stdout left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return ExitCode.DONE
+    except OSError as error:
+        _discard_stdout()
+        talk.say(
+            f"error: {error}\n  expected: disk, permissions and output in order\n  next:     mend it and call again"
+        )
+        return ExitCode.FAILED
+
+
+def _discard_stdout() -> None:
+    """What is still buffered for a reader that left must not fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 import uuid
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from pathlib import Path
 
 from lanewise.errors import InputError
 from lanewise.redact import Redactor
+from tuning.candidates import Candidate
 from tuning.engines import Engine, worker_identity
-from tuning.launch import run_launch, sweep_stale_scratch
-from tuning.plan import Arm, Case, Launch, Plan, validate
+from tuning.launch import run_launch
+from tuning.plan import Arm, Case, Environment, Launch, Plan, validate
 from tuning.provenance import describe_environment, make_header, node_record
 from tuning.runfile import Header, Run, RunWriter
+from tuning.scratch import require_scratch, sweep_stale_scratch
 from tuning.trial import Status, Trial
 
 Report = Callable[["Step"], None]
@@ -69,6 +72,7 @@ def start_run(plan: Plan, engine: Engine, path: Path, report: Report, *, command
         LanewiseError: the disk filled up; what was measured before is in the file.
     """
     validate(plan)
+    require_scratch()
     for environment in plan.environments:
         engine.require(environment)
     header = make_header(plan, engine, command)
@@ -88,37 +92,95 @@ def _require_libraries(header: Header, engine: Engine) -> None:
             )
 
 
-def resume_run(path: Path, engine: Engine, report: Report, *, minutes: float = 0) -> Run:
+def resume_run(path: Path, engine: Engine, report: Report, *, known: Known, minutes: float = 0) -> Run:
     """Go on with a run file: only what is missing runs, as the file's own plan says.
 
+    Args:
+        path: the run file.
+        engine: what runs the ranks.
+        report: told of every launch.
+        known: what of the plan the user vouches for; nothing that a file alone names is run.
+        minutes: as in `start_run`.
+
     Raises:
-        InputError: the file is damaged or held by another writer, or machine, worker or environments are not those
-            that the run began with.
+        InputError: the file is damaged, held by another writer or another user's, its plan was changed or names
+            something that is not `known`, or machine, worker or environments are not those that the run began with.
     """
     with RunWriter.resume(path) as writer:
-        for environment in writer.run.header.plan.environments:
+        run = writer.run
+        require_scratch()
+        _require_known(run, known)
+        _require_unchanged(
+            run.path,
+            [
+                (
+                    "plan",
+                    {launch.plan for launch in run.launches.values()} or {run.header.plan.identity},
+                    {run.header.plan.identity},
+                ),
+                ("engine", run.header.plan.engine, engine.name),
+                ("worker", run.header.worker, worker_identity(engine)),
+                *_host_pairs(run.header),
+            ],
+        )
+        for environment in run.header.plan.environments:
             engine.require(environment)
-        _require_same_setting(writer.run.header, engine, path)
+        redact = Redactor(os.environ)
+        envs = run.header.plan.environments
+        _require_unchanged(
+            run.path,
+            [
+                (f"environment {env.name}", run.header.environments[env.name], describe_environment(env, redact))
+                for env in envs
+            ],
+        )
         return _run(writer, engine, report, minutes)
 
 
-def _require_same_setting(header: Header, engine: Engine, path: Path) -> None:
-    redact = Redactor(os.environ)
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a user vouches for when going on with a run file.
+
+    Attributes:
+        environments: environments named on the command line.
+        python: the interpreter that an environment without variables may have under any name.
+        candidates: the engine's candidates, and those of libraries named on the command line.
+    """
+
+    environments: tuple[Environment, ...]
+    python: str
+    candidates: tuple[Candidate, ...]
+
+
+def _require_known(run: Run, known: Known) -> None:
+    for env in run.header.plan.environments:
+        if env not in known.environments and (env.python != known.python or env.variables):
+            settings = " ".join(shlex.quote(f"{k}={v}") for k, v in {"python": env.python, **env.variables}.items())
+            raise InputError(
+                f"{run.path} would run environment {env.name} with {settings}",
+                expected="what a run file alone names is never run: say it, too",
+                todo=f"add --environment {shlex.quote(f'{env.name} {settings}')} if that is meant",
+            )
+    for candidate in run.header.plan.candidates:
+        if candidate not in known.candidates:
+            raise InputError(
+                f"{run.path} would run candidate {candidate.name}, which is not one that this toolkit knows",
+                expected="the engine's own candidates, or --nccl with the same library",
+                todo="repeat the --nccl that the run was started with, or start a new run",
+            )
+
+
+def _host_pairs(header: Header) -> list[tuple[str, object, object]]:
     host, here = header.node.get("host", {}), node_record().get("host", {})
-    pairs = [
-        ("engine", header.plan.engine, engine.name),
-        ("worker", header.worker, worker_identity(engine)),
-        *((f"host {key}", host.get(key), here.get(key)) for key in ("hostname", "kernel", "architecture")),
-        *(
-            (f"environment {env.name}", header.environments[env.name], describe_environment(env, redact))
-            for env in header.plan.environments
-        ),
-    ]
+    return [(f"host {key}", host.get(key), here.get(key)) for key in ("hostname", "kernel", "architecture")]
+
+
+def _require_unchanged(path: Path, pairs: list[tuple[str, object, object]]) -> None:
     changed = [f"{what}: {before} then, {now} now" for what, before, now in pairs if before != now]
     if changed:
         raise InputError(
             f"{path} was begun with something else: {'; '.join(changed)[:600]}",
-            expected="the machine, worker and environments that the run began with",
+            expected="the plan, machine, worker and environments that the run began with",
             todo="start a new run; two runs are described side by side, not judged",
         )
 

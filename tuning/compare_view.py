@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lanewise.talk import printable
 from tuning.arms import Side, medians, middle
 from tuning.compare import Comparison, Overview, Row
 from tuning.metrics import METRICS
@@ -198,8 +199,8 @@ def show_failures(trials: Sequence[Trial], launches: Mapping[str, LaunchRecord])
     lines = [Text("without numbers:")]
     for (environment, status, reason), group in groups.items():
         names = ", ".join(dict.fromkeys(trial.candidate for trial in group))
-        lines.append(Text(f"  {environment}:{names}: {status}: {reason}"))
-        lines += [Text(f"    | {line}", style="dim") for line in _telling(_output(group[0], launches))]
+        lines.append(Text(f"  {environment}:{names}: {status}: {printable(reason)}"))
+        lines += [Text(f"    | {printable(line)}", style="dim") for line in _telling(_output(group[0], launches))]
     return Group(*lines)
 
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
-import selectors
-import shutil
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from lanewise.redact import Redactor
 from tuning.engines import Engine
 from tuning.plan import Launch, Plan
-from tuning.protocol import MARK, Ending, LaunchLog
+from tuning.protocol import MARK, LaunchLog
+from tuning.scratch import new_scratch
+from tuning.supervised import Ending, run_supervised
 from tuning.trial import LaunchRecord, Trial
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; the folder made there is private
-_MAX_LINE_BYTES = 1 << 20
-_SCRATCH_PREFIX = "lanewise-"
 _NARRATION_SECONDS = 0.3
 
 
@@ -52,7 +44,7 @@ def run_launch(
     command = engine.command(plan, launch)
     started, clock = datetime.now(UTC), time.monotonic()
     busy = _other_tasks()
-    log = LaunchLog(arms=launch.arms, cases=tuple(case.key for case in plan.cases))
+    log = LaunchLog(arms=launch.arms, cases=tuple(case.key for case in plan.cases), redact=redact)
     ending, code = _supervise(command, engine, launch, plan.timeout, _narrated(log, doing))
     breakage = log.breakage(ending, code, plan.timeout)
     arms = {arm.key: arm for arm in launch.arms}
@@ -78,6 +70,7 @@ def run_launch(
         launch=identifier,
         environment=launch.environment.name,
         repetition=launch.repetition,
+        plan=plan.identity,
         command=tuple(redact.all(command)),
         started=started.isoformat(timespec="milliseconds"),
         seconds=round(time.monotonic() - clock, 3),
@@ -89,10 +82,9 @@ def run_launch(
 
 
 def _supervise(
-    command: list[str], engine: Engine, launch: Launch, timeout: float, feed: Callable[[str], None]
+    command: list[str], engine: Engine, launch: Launch, timeout: float, feed: Callable[[str], bool]
 ) -> tuple[Ending, int]:
-    name = f"{_SCRATCH_PREFIX}{os.getpid()}-{_start_ticks(os.getpid())}-{uuid.uuid4().hex[:8]}"
-    scratch = [Path(os.environ.get("TMPDIR") or "/tmp") / name, _SHARED_MEMORY / name]  # noqa: S108 - private, see above
+    scratch = new_scratch()
     environment = {
         **os.environ,
         **engine.variables(scratch[1]),
@@ -100,78 +92,7 @@ def _supervise(
         **launch.process_environment,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    options = [part for folder in scratch for part in ("--scratch", str(folder))]
-    supervisor = subprocess.Popen(
-        # -I -S: nothing of the user's Python environment decides whether ranks are cleaned up.
-        [sys.executable, "-I", "-S", str(_SUPERVISOR), *options, "--", *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # a terminal's Ctrl-C comes to this process, which then closes the lifeline
-    )
-    assert supervisor.stdin
-    assert supervisor.stdout
-    assert supervisor.stderr
-    ending = Ending.EXITED
-    try:
-        if not _follow([supervisor.stdout, supervisor.stderr], timeout, feed):
-            ending = Ending.SILENT
-    finally:
-        supervisor.stdin.close()
-        code = supervisor.wait()
-        supervisor.stdout.close()
-        supervisor.stderr.close()
-        for folder in scratch:  # gone already, unless the supervisor itself was killed
-            shutil.rmtree(folder, ignore_errors=True)
-    return ending, code
-
-
-def _follow(streams: list[IO[bytes]], timeout: float, feed: Callable[[str], None]) -> bool:
-    """Feed lines until all streams end; False where no event came for `timeout` seconds (other talk does not count)."""
-    pending: dict[int, bytes] = {}
-    deadline = time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            ready = selector.select(max(deadline - time.monotonic(), 0))
-            if time.monotonic() >= deadline:
-                return False
-            for key, _ in ready:
-                chunk = os.read(key.fd, 1 << 16)
-                *lines, rest = (pending.get(key.fd, b"") + chunk).split(b"\n")
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                    lines, rest = [*lines, rest], b""
-                pending[key.fd] = rest[:_MAX_LINE_BYTES]
-                for line in lines:
-                    text = line.decode("utf-8", errors="replace")
-                    if text.startswith(MARK):
-                        deadline = time.monotonic() + timeout
-                    feed(text)
-    return True
-
-
-def sweep_stale_scratch() -> list[Path]:
-    """Remove scratch folders whose harness is gone (the machine, or the supervisor too, was killed); those removed."""
-    removed = []
-    for parent in {Path(os.environ.get("TMPDIR") or "/tmp"), _SHARED_MEMORY}:  # noqa: S108 - only folders of this name
-        for folder in parent.glob(f"{_SCRATCH_PREFIX}*-*-*"):
-            with suppress(OSError, ValueError):
-                pid, ticks = folder.name.removeprefix(_SCRATCH_PREFIX).split("-")[:2]
-                if folder.stat().st_uid == os.geteuid() and _start_ticks(int(pid)) != int(ticks):
-                    shutil.rmtree(folder)
-                    removed.append(folder)
-    return removed
-
-
-def _start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with its pid, an identity. 0: there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
+    return run_supervised(command, environment=environment, scratch=scratch, timeout=timeout, feed=feed)
 
 
 def _other_tasks() -> float | None:
@@ -190,14 +111,15 @@ def _other_tasks() -> float | None:
     return round(sum(seen) / len(seen), 1)
 
 
-def _narrated(log: LaunchLog, doing: Callable[[str], None]) -> Callable[[str], None]:
+def _narrated(log: LaunchLog, doing: Callable[[str], None]) -> Callable[[str], bool]:
     told = 0.0
 
-    def feed(line: str) -> None:
+    def feed(line: str) -> bool:
         nonlocal told
         log.feed(line)
         if time.monotonic() - told > _NARRATION_SECONDS and log.doing:
             told = time.monotonic()
             doing(log.doing)
+        return line.startswith(MARK)  # events only: a rank that talks for ever is not alive
 
     return feed

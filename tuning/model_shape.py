@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from lanewise.errors import InputError
 from lanewise.files import read_text
-from tuning.workload import DTYPE_BYTES, MAX_CALLS, MAX_MESSAGE_BYTES, Message, Workload
+from tuning.workload import (
+    DTYPE_BYTES,
+    MAX_CALLS,
+    MAX_MESSAGE_BYTES,
+    Message,
+    Workload,
+    short,
+    workload_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +34,7 @@ class ModelShape:
     """What decides count and size of a model's allreduces.
 
     Attributes:
-        name: for the workload's name.
+        name: for the workload's name, which `workload_name` makes of it.
         layers: num_hidden_layers.
         hidden_size: elements of one row of hidden states.
         dtype: data type of the hidden states.
@@ -47,13 +55,15 @@ def read_model_shape(path: Path, *, name: str) -> ModelShape:
     text = read_text(path, what="model config", limit=_MAX_FILE_BYTES)
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
-            f"model config {path} is not JSON: {error}", expected="a Hugging Face config.json", todo="check the path"
+            f"model config {path} is not JSON: {str(error)[:200]}",
+            expected="a Hugging Face config.json",
+            todo="check the path",
         ) from error
     config = _language_model(document, path)
     dtype = config.get("dtype", config.get("torch_dtype", "bfloat16"))
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         dtype = "bfloat16"  # quantised weights: engines still reduce hidden states in bfloat16
     return ModelShape(
         name=name,
@@ -82,7 +92,9 @@ def derive_workload(shape: ModelShape, *, draft_tokens: int, batch: int = 1, cal
         ("--calls-per-layer", calls_per_layer, 8),
     ):
         if not 1 <= value <= most:
-            raise InputError(f"{option} is {value}", expected=f"a whole number from 1 to {most:,}", todo="correct it")
+            raise InputError(
+                f"{option} is {short(value)}", expected=f"a whole number from 1 to {most:,}", todo="correct it"
+            )
     row_bytes = shape.hidden_size * DTYPE_BYTES[shape.dtype]
     sizes = {"baseline": batch} | ({"verify": draft_tokens * batch} if draft_tokens > 1 else {})
     if (largest := max(sizes.values()) * row_bytes) > MAX_MESSAGE_BYTES:
@@ -91,9 +103,14 @@ def derive_workload(shape: ModelShape, *, draft_tokens: int, batch: int = 1, cal
             expected=f"at most {MAX_MESSAGE_BYTES:,} bytes",
             todo="lower --batch or --draft-tokens",
         )
-    calls = shape.layers * calls_per_layer
+    if (calls := shape.layers * calls_per_layer) > MAX_CALLS:
+        raise InputError(
+            f"{shape.layers:,} layers x {calls_per_layer} calls make {calls:,} calls a pass",
+            expected=f"at most {MAX_CALLS:,}",
+            todo="lower --calls-per-layer, or check num_hidden_layers",
+        )
     return Workload(
-        name=shape.name,
+        name=workload_name(shape.name),
         dtype=shape.dtype,
         messages=tuple(Message(name=n, rows=rows, bytes=rows * row_bytes, calls=calls) for n, rows in sizes.items()),
         source=f"derived: {shape.layers} layers x {calls_per_layer} calls, hidden size {shape.hidden_size}",
@@ -116,7 +133,7 @@ def _positive(config: dict[str, Any], key: str, path: Path, most: int) -> int:
     value = config[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InputError(
-            f"model config {path}: {key} is {value!r}",
+            f"model config {path}: {key} is {short(value)}",
             expected=f"a whole number from 1 to {most:,}",
             todo="mend the file",
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from lanewise.redact import is_secret
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_VALUE = 1023
@@ -54,11 +56,18 @@ def parse_conf(text: str) -> dict[str, str]:
     return settings
 
 
-def effective_settings(environment: Mapping[str, str], files: Iterable[Path]) -> tuple[NcclSetting, ...]:
+def effective_settings(
+    environment: Mapping[str, str], files: Iterable[Path], redact: Callable[[str], str] = str
+) -> tuple[NcclSetting, ...]:
     """Every NCCL_ variable in force for a process with that environment, sorted by name.
 
-    A file that cannot be read is reported as a setting named after it with the value "unknown".
+    A file that cannot be read is reported as a setting named after it with the value "unknown". Values pass through
+    `redact`; those of names that are a secret's are never told.
     """
+
+    def shown(name: str, value: str) -> str:
+        return "<redacted>" if is_secret(name) else redact(value)
+
     places: list[tuple[str, Mapping[str, str]]] = [("environment", environment)]
     unread: list[NcclSetting] = []
     for path in files:
@@ -73,6 +82,6 @@ def effective_settings(environment: Mapping[str, str], files: Iterable[Path]) ->
     found = []
     for name in names:
         (source, value), *rest = [(place, settings[name]) for place, settings in places if name in settings]
-        hidden = tuple(f"{place}: {lost}" for place, lost in rest)
-        found.append(NcclSetting(name=name, value=value, source=source, hidden=hidden))
+        hidden = tuple(f"{place}: {shown(name, lost)}" for place, lost in rest)
+        found.append(NcclSetting(name=name, value=shown(name, value), source=source, hidden=hidden))
     return (*found, *unread)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise.errors import InputError
-from tuning.candidates import Candidate
-from tuning.workload import Message, Workload, parse_workload
+from tuning.candidates import CANDIDATES, Candidate
+from tuning.trial import items, mapping, typed
+from tuning.workload import Message, Workload, parse_workload, short
 
+BENCHMARKS = ("allreduce",)
 MODES = ("graph", "eager")
 WORKING_SETS = ("warm", "cold")
 MARGINS: Mapping[str, float] = {"mpi": 0.10, "cuda": 0.05}
 """Equivalence margin per engine: differences within it are "same". Fixed beforehand and stored in the run."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,299}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +127,13 @@ class Plan:
     timeout: float
 
     @property
+    def identity(self) -> str:
+        """Hash of the whole plan, by which a run file's launches show that its header was not changed since."""
+        text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
+        # As run files store text: bytes of an environment variable that are no UTF-8 do not survive JSON.
+        return hashlib.sha256(re.sub("[\ud800-\udfff]", "\ufffd", text).encode()).hexdigest()[:16]
+
+    @property
     def cases(self) -> tuple[Case, ...]:
         """What each candidate is measured on."""
         return tuple(
@@ -191,18 +204,18 @@ def fields_of(value: Environment | Candidate | Plan) -> dict[str, Any]:
     return {name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()}
 
 
-def parse_plan(document: dict[str, Any]) -> Plan:
-    """A plan from a run file's header.
+def parse_plan(document: object) -> Plan:
+    """A plan from a run file's header, whatever JSON value stands there.
 
     Raises:
         ValueError, KeyError, TypeError, InputError: it is not a plan; the message says what is wrong.
     """
-    fields = dict(document)
+    fields = dict(mapping(document))
     fields["workload"] = parse_workload(fields["workload"], where="in the run file")
-    fields["modes"], fields["working_sets"] = tuple(fields["modes"]), tuple(fields["working_sets"])
-    fields["environments"] = tuple(Environment(**env) for env in fields["environments"])
-    fields["candidates"] = tuple(Candidate(**candidate) for candidate in fields["candidates"])
-    plan = Plan(**fields)
+    fields["modes"], fields["working_sets"] = items(fields["modes"]), items(fields["working_sets"])
+    fields["environments"] = tuple(typed(Environment(**mapping(env))) for env in items(fields["environments"]))
+    fields["candidates"] = tuple(typed(Candidate(**mapping(entry))) for entry in items(fields["candidates"]))
+    plan = typed(Plan(**fields))
     validate(plan)
     return plan
 
@@ -212,6 +225,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "launches": (1, 1000),
     "rounds": (1, 1000),
     "samples": (1, 10_000),
+    "seed": (0, 2**63 - 1),
 }
 
 
@@ -219,33 +233,48 @@ def validate(plan: Plan) -> None:
     """Refuse values that cannot be meant.
 
     Raises:
-        InputError: a value is out of its range, or names repeat.
+        InputError: a value is out of its range or unknown, or names repeat.
     """
     for option, (least, most) in LIMITS.items():
         if not least <= (value := getattr(plan, option)) <= most:
             raise InputError(
-                f"--{option} is {value}", expected=f"a whole number from {least} to {most:,}", todo="correct it"
+                f"--{option} is {short(value)}", expected=f"a whole number from {least} to {most:,}", todo="correct it"
             )
     if not 0.001 <= plan.margin <= 1:
         raise InputError(f"--margin is {plan.margin:.1%}", expected="from 0.1 to 100 per cent", todo="correct it")
     if not 1 <= plan.timeout <= 86_400:
         raise InputError(f"--timeout is {plan.timeout}", expected="seconds from 1 to 86,400", todo="correct it")
-    for what, values, known in (("mode", plan.modes, MODES), ("working set", plan.working_sets, WORKING_SETS)):
-        if not values or len(set(values)) != len(values) or not set(values) <= set(known):
-            raise InputError(
-                f"{what}s are {', '.join(values) or 'none'}", expected=f"some of {', '.join(known)}", todo="correct it"
-            )
-    if clash := {env.name for env in plan.environments} & {candidate.name for candidate in plan.candidates}:
+    environments, candidates = [env.name for env in plan.environments], [entry.name for entry in plan.candidates]
+    _require_names("environment", environments)
+    _require_names("candidate", candidates)
+    if clash := set(environments) & set(candidates):
         raise InputError(
             f"{', '.join(sorted(clash))} is an environment and a candidate",
             expected="names that differ",
             todo="rename it",
         )
-    for what, names in (("environment", plan.environments), ("candidate", plan.candidates)):
-        listed = [item.name for item in names]
-        if not listed or len(set(listed)) != len(listed):
-            raise InputError(
-                f"{what}s are {', '.join(listed) or 'none'}",
-                expected=f"at least one {what}, each once",
-                todo="correct it",
-            )
+    _require_some("benchmark is", (plan.benchmark,), BENCHMARKS)
+    _require_some("engine is", (plan.engine,), tuple(CANDIDATES))
+    _require_some("baseline is", (plan.baseline,), tuple(candidates))
+    _require_some("modes are", plan.modes, MODES)
+    _require_some("working sets are", plan.working_sets, WORKING_SETS)
+
+
+def _require_names(what: str, names: list[str]) -> None:
+    if not names or len(set(names)) != len(names):
+        raise InputError(
+            f"{what}s are {', '.join(names) or 'none'}", expected=f"at least one {what}, each once", todo="correct it"
+        )
+    if wrong := [name for name in names if not _NAME.fullmatch(name)]:
+        raise InputError(
+            f"{what} {short(wrong[0])} is no name", expected="letters, digits, '.', '_' and '-'", todo="rename it"
+        )
+
+
+def _require_some(what: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if not values or len(set(values)) != len(values) or not set(values) <= set(known):
+        raise InputError(
+            f"{what} {', '.join(map(short, values)) or 'none'}",
+            expected=f"some of {', '.join(known)}" if len(known) > 1 else known[0],
+            todo="correct it",
+        )

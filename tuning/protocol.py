@@ -6,25 +6,25 @@ docs/worker-protocol.md describes the events.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
+from lanewise.redact import KeyHider
 from tuning.plan import Arm
-from tuning.trial import Status
+from tuning.supervised import Ending
+from tuning.trial import Status, is_integer, is_plain, is_sample, items, mapping
 
 CaseKey = tuple[str, str, str]
 MARK = "@lanewise "
 TAIL_LINES = 20
 _TAIL_CHARACTERS = 300
-
-
-class Ending(Enum):
-    """How a launch's processes ended."""
-
-    EXITED = "exited"
-    SILENT = "silent"  # no sign of life: ended by the watchdog
+_REASON_CHARACTERS = 2000
+_GARBLED_CHARACTERS = 80
+_MOST_TEXT = 10_000
+"""Characters of a text in an event, after which only its beginning counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,23 @@ class LaunchLog:
     Attributes:
         arms: what the launch holds.
         cases: keys of the plan's cases: message, mode, working set.
+        redact: takes secrets out of whatever is kept, before any of it is cut.
+        rounds: how many rounds of each arm on each case were asked for; 0: that is not checked.
+        samples: how many samples a round were asked for; 0: that is not checked.
         tail: last lines that were not events.
         libraries: what the worker reported about itself.
     """
 
     arms: tuple[Arm, ...]
     cases: tuple[CaseKey, ...]
+    redact: Callable[[str], str] = str
+    rounds: int = 0
+    samples: int = 0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     libraries: dict[str, Any] = field(default_factory=dict)
     _samples: dict[tuple[str, CaseKey], list[tuple[float, ...]]] = field(default_factory=dict)
+    _rounds: set[tuple[str, CaseKey, int]] = field(default_factory=set)
+    _hide_key: KeyHider = field(default_factory=KeyHider)
     _choices: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     _faults: dict[str, Result] = field(default_factory=dict)
     _at: str = ""  # key of the arm that the worker is busy with
@@ -66,21 +74,40 @@ class LaunchLog:
         """Take one line of the launch's output."""
         if not line.startswith(MARK):
             if line.strip():
-                self.tail.append(line.rstrip()[:_TAIL_CHARACTERS])
+                self.tail.append(self.redact(self._hide_key(line)).rstrip()[:_TAIL_CHARACTERS])
             return
         try:
-            self._event(json.loads(line[len(MARK) :]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            event = json.loads(line[len(MARK) :], parse_constant=_refuse, parse_float=_finite)
+            self._event(self._cleaned(mapping(event)))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if not self._garbled:
-                self._garbled = f"{type(error).__name__} in {line[: len(MARK) + 80].rstrip()!r}"
-                self._garbled_at = self._at
+                excerpt = self.redact(line)[: len(MARK) + _GARBLED_CHARACTERS].rstrip()
+                self._garbled = f"{type(error).__name__} in {excerpt!r}"
+                self._garbled_at = "" if self._done else self._at
+
+    def _cleaned(self, event: dict[str, Any]) -> dict[str, Any]:
+        """The event with its texts redacted and bounded, where it is one that can be stored."""
+
+        def clean(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+            if isinstance(value, str):
+                return self.redact(value.encode(errors="replace").decode())[:_MOST_TEXT]
+            if isinstance(value, dict):
+                return {clean(key): clean(inner) for key, inner in value.items()}
+            return [clean(inner) for inner in value] if isinstance(value, list) else value
+
+        cleaned = mapping(clean(event))
+        if not is_plain(cleaned):
+            raise ValueError("a value that cannot be stored")
+        return cleaned
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
+        if self._done:
+            raise ValueError("an event after the last")
         if kind == "ready":
-            self.libraries = dict(event["libraries"])
+            self.libraries = mapping(event["libraries"])
         elif kind == "begin":
-            self._at, self._doing = self._known(event), f"{event['phase']}, message {event['message']}"
+            self._at, self._doing = self._known(event), f"{_word(event['phase'])}, message {_word(event['message'])}"
         elif kind == "samples":
             self._add_samples(event)
         elif kind == "choice":
@@ -88,28 +115,33 @@ class LaunchLog:
             self._choices[self._known(event), str(event["message"])] = chosen
         elif kind in ("wrong", "unsupported"):
             status = Status.WRONG_RESULT if kind == "wrong" else Status.UNSUPPORTED
-            self._faults[self._known(event)] = Result(status=status, reason=str(event["reason"]))
+            self._faults[self._known(event)] = Result(status=status, reason=_reason(event))
         elif kind == "failed":
-            self._failed = str(event["reason"])
+            self._failed = _reason(event)
         elif kind == "done":
             self._done = True
         else:
-            raise ValueError(f"unknown event {kind!r}")
+            raise ValueError("unknown event")
 
     def _known(self, event: dict[str, Any]) -> str:
-        key = str(event["candidate"])
-        if key not in {arm.key for arm in self.arms}:
-            raise ValueError(f"unknown candidate {key!r}")
+        key = event["candidate"]
+        if not isinstance(key, str) or key not in {arm.key for arm in self.arms}:
+            raise ValueError("unknown candidate")
         return key
 
     def _add_samples(self, event: dict[str, Any]) -> None:
         key, case = self._known(event), (event["message"], event["mode"], event["working_set"])
         if case not in self.cases:
-            raise ValueError(f"unknown case {case!r}")
-        values = tuple(float(value) for value in event["us"])
-        if not values or not all(0 < value < float("inf") for value in values):
-            raise ValueError(f"samples are {values}")
-        self._samples.setdefault((key, case), []).append(values)
+            raise ValueError("unknown case")
+        values = items(event["us"])
+        if not values or not all(map(is_sample, values)) or len(values) != (self.samples or len(values)):
+            raise ValueError("samples that were not asked for, or that are no times")
+        if self.rounds:
+            number = event["round"]
+            if not is_integer(number) or not 0 <= number < self.rounds or (key, case, number) in self._rounds:
+                raise ValueError("a round that was not asked for, or that came before")
+            self._rounds.add((key, case, number))
+        self._samples.setdefault((key, case), []).append(tuple(map(float, values)))
 
     @property
     def doing(self) -> str:
@@ -138,25 +170,30 @@ class LaunchLog:
         if not self._done:
             return Result(status=Status.UNREADABLE, reason=f"the worker ended{where} without saying that it was done")
         if lacking := self._lacking():
-            return Result(status=Status.UNREADABLE, reason=f"the worker was done without samples of {lacking[0]}")
+            (key, case), *_ = lacking
+            rounds = f"{len(self._samples.get((key, case), ()))} of {self.rounds or 'several'} rounds"
+            reason = f"the worker was done but lacks samples of {key}, {' '.join(case)} ({rounds})"
+            return Result(status=Status.UNREADABLE, reason=reason)
         return None
 
-    def _lacking(self) -> list[str]:
+    def _lacking(self) -> list[tuple[str, CaseKey]]:
+        """Arms without a fault, and the cases on which they were not measured as often as was asked."""
         return [
-            f"{arm.key}, {' '.join(case)}"
+            (arm.key, case)
             for arm in self.arms
             for case in self.cases
-            if arm.key not in self._faults and (arm.key, case) not in self._samples
+            if arm.key not in self._faults
+            and not max(self.rounds, 1) <= len(self._samples.get((arm.key, case), ())) <= (self.rounds or math.inf)
         ]
 
     def results(self, breakage: Result | None) -> dict[tuple[str, CaseKey], Result]:
         """What came of each arm (by key) on each case; arms that another's breakage cut short are left out.
 
-        A breakage belongs to the arm that the worker was busy with, or to all of them where it had not begun with any.
+        A breakage belongs to the arm that the worker was busy with, or to all of them where it had not begun with any
+        or was done with them; samples that lack once it was done belong to the arms that lack them.
         """
         results: dict[tuple[str, CaseKey], Result] = {}
-        culprit = self._garbled_at if self._garbled else self._at
-        blamed = {culprit} if culprit else {arm.key for arm in self.arms}
+        blamed = self._blamed()
         for arm in self.arms:
             for case in self.cases:
                 at = (arm.key, case)
@@ -171,6 +208,32 @@ class LaunchLog:
                 elif arm.key in blamed:
                     results[at] = breakage
         return results
+
+    def _blamed(self) -> set[str]:
+        everyone = {arm.key for arm in self.arms}
+        if self._garbled:
+            return {self._garbled_at} if self._garbled_at else everyone
+        if self._done and (lacking := {key for key, _ in self._lacking()}):
+            return lacking
+        return {self._at} if self._at else everyone
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise OverflowError
+    return value
+
+
+def _word(value: object) -> str:
+    return str(value)[:_GARBLED_CHARACTERS]
+
+
+def _reason(event: dict[str, Any]) -> str:
+    return str(event["reason"])[:_REASON_CHARACTERS]
 
 
 def _signal(code: int) -> str:

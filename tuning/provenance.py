@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,11 +17,13 @@ from tuning.engines import Engine, worker_identity
 from tuning.nccl_settings import conf_files, effective_settings
 from tuning.plan import Environment, Plan
 from tuning.runfile import Header, Kind
+from tuning.supervised import Ending, run_supervised
 
 ROOT = Path(__file__).resolve().parent.parent
 _NODE_RECORD = ROOT / "playbooks/module_utils/node_record.py"
 _DESCRIBE = ROOT / "tuning/workers/describe.py"
 _SECONDS = 60
+_MOST_OUTPUT = 1 << 24
 _PREFIXES = (
     "NCCL_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "CUDA_", "NVIDIA_", "TORCH_", "PYTORCH_", "SGLANG_", "SGL_",
     "FLASHINFER_", "TRITON_", "VLLM_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "MPI4PY_", "MALLOC_", "HWLOC_",
@@ -106,17 +107,31 @@ def toolkit_revision() -> dict[str, Any]:
 def _json_of(command: list[str]) -> dict[str, Any] | None:
     text = _output(command)
     try:
-        document = json.loads(text) if text else None
-    except ValueError:
+        document = json.loads(text, parse_constant=_no_constant) if text else None
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
 
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
 def _output(command: list[str]) -> str | None:
+    """What a command prints, or None where it fails, prints too much or takes too long. Nothing of it survives."""
+    lines: list[str] = []
+    held = 0
+
+    def feed(line: str) -> bool:
+        nonlocal held
+        held += len(line)
+        if held > _MOST_OUTPUT:
+            raise OverflowError
+        lines.append(line)
+        return False  # so that the time limit is one for the whole
+
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        ending, code = run_supervised(command, environment=os.environ, scratch=[], timeout=_SECONDS, feed=feed)
+    except OverflowError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    return "\n".join(lines) if ending is Ending.EXITED and code == 0 else None

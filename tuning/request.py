@@ -94,7 +94,7 @@ def make_plan(request: Request, cache: Path) -> Plan:
         InputError: unknown names, values out of range, or options of another engine.
         LanewiseError: an NCCL release cannot be fetched.
     """
-    candidates = (*select_candidates(request.engine, request.candidates), *_further_nccl(request, cache))
+    candidates = (*select_candidates(request.engine, request.candidates), *further_nccl(request.nccl, cache))
     on_gpus = request.engine == "cuda"
     if not on_gpus and (given := [n for n in ("nccl", "allow_ll128", "shared_gpu") if getattr(request, n)]):
         named = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -120,6 +120,19 @@ def make_plan(request: Request, cache: Path) -> Plan:
     return plan
 
 
+def further_nccl(specs: tuple[str, ...], cache: Path) -> tuple[Candidate, ...]:
+    """Candidates for further libraries of NCCL, by path or release.
+
+    Raises:
+        InputError, LanewiseError: as `find_nccl`.
+    """
+    found = [find_nccl(spec, cache / "nccl") for spec in specs]
+    return tuple(
+        nccl_candidate(f"nccl-{label}", f"NCCL's own choice, from {library}", nccl=str(library))
+        for label, library in found
+    )
+
+
 def _gpu_ranks(request: Request) -> int:
     gpus = node_record().get("gpus")
     count = len(gpus) if isinstance(gpus, list) else 0
@@ -132,11 +145,3 @@ def _gpu_ranks(request: Request) -> int:
             todo="--shared-gpu runs two ranks on one GPU (times are meaningless); --engine mpi needs none",
         )
     return count
-
-
-def _further_nccl(request: Request, cache: Path) -> tuple[Candidate, ...]:
-    found = [find_nccl(spec, cache / "nccl") for spec in request.nccl]
-    return tuple(
-        nccl_candidate(f"nccl-{label}", f"NCCL's own choice, from {library}", nccl=str(library))
-        for label, library in found
-    )

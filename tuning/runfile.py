@@ -10,14 +10,15 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from lanewise.errors import InputError, LanewiseError
-from lanewise.files import writing
+from lanewise.files import write_atomic, writing
 from tuning.plan import Plan, parse_plan
 from tuning.trial import LaunchRecord, Trial, parse_line, to_line
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "lanewise-run"
 VERSION = 1
 _MAX_FILE_BYTES = 1 << 30
-_BREAKAGE = (ValueError, KeyError, TypeError, InputError, RecursionError)
+_BREAKAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, InputError, RecursionError)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -97,9 +98,12 @@ def read_run(path: Path) -> Run:
         InputError: it cannot be read, is not a run file, has a version from the future, or a line is damaged.
     """
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise _damaged(path, 0, f"larger than {_MAX_FILE_BYTES:,} bytes")
-        data = path.read_bytes()
+        # Not to wait for a writer where somebody named a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > _MAX_FILE_BYTES:
+                raise OSError(0, f"not a file of at most {_MAX_FILE_BYTES:,} bytes")
+            data = file.read(_MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(
             f"cannot read run file {path} ({error.strerror})",
@@ -119,7 +123,7 @@ def _parse(path: Path, data: bytes) -> Run:
     for number, line in enumerate(lines[1:], 2):
         try:
             records.append(parse_line(json.loads(line)))
-        except (*_BREAKAGE, AttributeError) as error:
+        except _BREAKAGE as error:
             raise _damaged(path, number, _in_words(error)) from error
     return _with(Run(path=path, header=header, trials=(), torn=len(torn)), records)
 
@@ -138,13 +142,13 @@ def _parse_header(path: Path, line: bytes) -> Header:
         if document.pop("format") != FORMAT:
             raise ValueError("its format is another")
         version = document.pop("version")
-    except (*_BREAKAGE, AttributeError) as error:
+    except _BREAKAGE as error:
         raise InputError(
             f"{path} is not a run file: line 1 is not a header ({_in_words(error)})",
             expected=f'a first line with "format": "{FORMAT}"',
             todo="name a file that ./inv campaign or ./inv bench-allreduce wrote",
         ) from error
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise InputError(
             f"run file {path} has version {version!r}",
             expected=f"version {VERSION}",
@@ -152,9 +156,21 @@ def _parse_header(path: Path, line: bytes) -> Header:
         )
     try:
         fields = {**document, "kind": Kind(document["kind"]), "plan": parse_plan(document["plan"])}
-        return Header(**fields)
-    except (*_BREAKAGE, AttributeError) as error:
+        return _typed(Header(**fields))
+    except _BREAKAGE as error:
         raise _damaged(path, 1, _in_words(error)) from error
+
+
+def _typed(header: Header) -> Header:
+    """The header, once it has the shape that its readers rely on; TypeError or KeyError where it has not."""
+    mappings = [header.toolkit, header.node, header.environments, header.worker, header.variables]
+    mappings += [header.node.get("cpu", {}), header.node.get("host", {})]
+    for environment in header.plan.environments:
+        described = header.environments[environment.name]
+        mappings += [described, described.get("libraries", {})]
+    if not all(isinstance(mapping, dict) for mapping in mappings) or not isinstance(header.created, str):
+        raise TypeError("a part of the header is not a mapping")
+    return header
 
 
 def _in_words(error: Exception) -> str:
@@ -170,6 +186,12 @@ def _damaged(path: Path, line: int, why: str) -> InputError:
     )
 
 
+def _lines(documents: Iterable[dict[str, Any]]) -> bytes:
+    text = "".join(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n" for document in documents)
+    # A lone surrogate (bytes that are no UTF-8 in some program's output) would not encode.
+    return _SURROGATE.sub("\ufffd", text).encode()
+
+
 class RunWriter:
     """Appends trials to a run file; one writer at a time. A context manager."""
 
@@ -177,6 +199,7 @@ class RunWriter:
         self.path = path
         self.run = run
         self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Self:
@@ -188,21 +211,15 @@ class RunWriter:
         """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            except FileExistsError as error:
-                raise InputError(
-                    f"run file {path} exists",
-                    expected="a new path",
-                    todo=f"go on with --resume {path}, or name another",
-                ) from error
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
         writer = cls(path, descriptor, Run(path=path, header=header, trials=()))
         try:
             writer._lock()
-            writer._append(header.to_dict())
+            # The file gets its name once the header is whole and on disk: no reader ever sees half of it.
+            writer._write(header.to_dict())
+            writer._name()
         except BaseException:
             writer.close()
-            path.unlink(missing_ok=True)
             raise
         return writer
 
@@ -214,6 +231,12 @@ class RunWriter:
             InputError: it cannot be opened or read, is damaged, or another writer holds it.
         """
         run = read_run(path)
+        if path.stat().st_uid not in (os.geteuid(), 0):
+            raise InputError(
+                f"run file {path} belongs to another user",
+                expected="a file of your own",
+                todo="copy it, if you trust it",
+            )
         with writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         writer = cls(path, descriptor, run)
@@ -230,10 +253,13 @@ class RunWriter:
         """Add launches and trials, on disk when this returns.
 
         Raises:
-            LanewiseError: there is no space; the file ends where it did before.
+            LanewiseError: there is no space (the file ends where it did before), or the file was removed or changed by
+                somebody else (all that was measured is then in `<file>.rescued`).
         """
-        self._append(*map(to_line, records))
         self.run = _with(self.run, records)
+        if not self._is_ours():
+            self._rescue()
+        self._write(*map(to_line, records))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -260,10 +286,8 @@ class RunWriter:
                 todo="wait for it to end, or start a run of your own with another path",
             ) from error
 
-    def _append(self, *documents: dict[str, Any]) -> None:
-        lines = (json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n" for document in documents)
-        # A lone surrogate (bytes that are no UTF-8 in some program's output) would not encode.
-        data = _SURROGATE.sub("\ufffd", "".join(lines)).encode()
+    def _write(self, *documents: dict[str, Any]) -> None:
+        data = _lines(documents)
         with writing(self.path):
             before = os.fstat(self._descriptor).st_size
             try:
@@ -274,6 +298,41 @@ class RunWriter:
             except OSError:
                 os.ftruncate(self._descriptor, before)
                 raise
+        self._size = before + len(data)
+
+    def _name(self) -> None:
+        try:
+            os.link(f"/proc/self/fd/{self._descriptor}", self.path, follow_symlinks=True)
+        except FileExistsError as error:
+            raise InputError(
+                f"run file {self.path} exists",
+                expected="a new path",
+                todo=f"go on with --resume {self.path}, or name another",
+            ) from error
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.path} ({error.strerror})",
+                expected="a path on a file system that has hard links",
+                todo="name a path elsewhere",
+            ) from error
+
+    def _is_ours(self) -> bool:
+        """Whether the path still leads to the open file, and nobody else wrote to it."""
+        try:
+            named, held = self.path.stat(), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino) and held.st_size == self._size
+
+    def _rescue(self) -> NoReturn:
+        rescued = self.path.with_name(self.path.name + ".rescued")
+        records: list[Trial | LaunchRecord] = [*self.run.launches.values(), *self.run.trials]
+        write_atomic(rescued, _lines([self.run.header.to_dict(), *map(to_line, records)]).decode())
+        raise LanewiseError(
+            f"run file {self.path} was removed or changed while it was written",
+            expected="one writer, and nobody else's hands on the file",
+            todo=f"go on with --resume {rescued}, which holds all that was measured",
+        )
 
     def _set_torn_line_aside(self) -> None:
         if not self.run.torn:
@@ -286,4 +345,4 @@ class RunWriter:
                 aside.flush()
                 os.fsync(aside.fileno())
             os.ftruncate(self._descriptor, whole)
-        self.run = replace(self.run, torn=0)
+        self.run, self._size = replace(self.run, torn=0), whole

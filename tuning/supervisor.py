@@ -1,6 +1,6 @@
 """Runs one command and leaves nothing of it behind, whatever happens to the harness that asked for it.
 
-    python supervisor.py --scratch DIR [--scratch DIR ...] -- COMMAND [ARGUMENT ...]
+    python supervisor.py [--scratch DIR ...] -- COMMAND [ARGUMENT ...]
 
 It makes each DIR (private; it must not exist), runs COMMAND with the first as TMPDIR, and ends with COMMAND's exit code
 (128 + signal, as shells do). Standard input is its lifeline: when the other end closes it, by intent or because the
@@ -14,6 +14,7 @@ It is a program of its own, of the standard library only, because it has to outl
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import select
 import shutil
@@ -27,6 +28,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIFELINE = 0
+MARKER = ".lanewise-scratch"
+"""File in each scratch folder, locked as long as this process lives: others can tell whether it is in use."""
 _KILL_SECONDS = 10.0
 """How long to go on killing; only a process stuck in the kernel outlasts it."""
 
@@ -47,12 +50,13 @@ def main(arguments: list[str]) -> int:
     made: list[Path] = []
     try:
         for folder in scratch:
-            folder.mkdir(mode=0o700, parents=True)
+            folder.mkdir(mode=0o700)
             made.append(folder)
+            fcntl.flock(os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX)
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(scratch[0])},
+            env={**os.environ, "TMPDIR": str(scratch[0])} if scratch else None,
             # Where this process itself is killed, the command goes with it.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - no threads here
         )
@@ -61,7 +65,7 @@ def main(arguments: list[str]) -> int:
         print(f"supervisor: cannot run {command[0]}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         code = 127
     finally:
-        survivors = kill_descendants()
+        survivors = kill_descendants(os.getpid())
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
     if survivors:
@@ -72,7 +76,7 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> tuple[list[Path], list[str]]:
     split = arguments.index("--")
     options, command = arguments[:split], arguments[split + 1 :]
-    if not command or len(options) < 2 or set(options[::2]) != {"--scratch"}:
+    if not command or set(options[::2]) - {"--scratch"}:
         raise SystemExit(__doc__)
     return [Path(folder) for folder in options[1::2]], command
 
@@ -90,10 +94,10 @@ def _wait(child: subprocess.Popen[bytes], asked: int) -> int:
             return 128 + signal.SIGTERM
 
 
-def kill_descendants() -> list[int]:
-    """Kill every process below this one, again until none is left; those that would not go."""
+def kill_descendants(root: int) -> list[int]:
+    """Kill every process below `root`, again until none is left; those that would not go."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (alive := _descendants(os.getpid())) and time.monotonic() < deadline:
+    while (alive := _descendants(root)) and time.monotonic() < deadline:
         for pid in alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+
+from tuning.workload import encodable, short
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Status(StrEnum):
@@ -30,6 +37,7 @@ class LaunchRecord:
         launch: its identifier; trials that name the same one ran in the same processes.
         environment: the environment (toolchain) that it ran in.
         repetition: which repetition of the schedule, from 0.
+        plan: identity of the plan that it was part of.
         command: the argument vector that ran.
         started: ISO 8601 UTC.
         seconds: duration.
@@ -41,6 +49,7 @@ class LaunchRecord:
     launch: str
     environment: str
     repetition: int
+    plan: str
     command: tuple[str, ...]
     started: str
     seconds: float
@@ -111,6 +120,10 @@ class Trial:
 
 
 Record = TypeVar("Record", Trial, LaunchRecord)
+Declared = TypeVar("Declared", bound="DataclassInstance")
+LEAST_SAMPLE, MOST_SAMPLE = 1e-6, 1e12
+"""Microseconds between which a sample can be meant: a picosecond, and 11 days."""
+_MOST_DEPTH = 16
 
 
 def to_line(record: Trial | LaunchRecord) -> dict[str, Any]:
@@ -118,39 +131,111 @@ def to_line(record: Trial | LaunchRecord) -> dict[str, Any]:
     return {"kind": "trial" if isinstance(record, Trial) else "launch", **asdict(record)}
 
 
-def parse_line(document: dict[str, Any]) -> Trial | LaunchRecord:
-    """A trial or launch from its line in a run file.
+def parse_line(document: object) -> Trial | LaunchRecord:
+    """A trial or launch from its line in a run file, whatever JSON value that line holds.
 
     Raises:
-        ValueError, KeyError, TypeError: the line is neither; the message says what is wrong.
+        ValueError, KeyError, TypeError, RecursionError: the line is neither; the message says what is wrong.
     """
-    fields = dict(document)
+    fields = dict(mapping(document))
     kind = fields.pop("kind")
     if kind == "launch":
-        fields["command"], fields["output"] = _texts(fields["command"]), _texts(fields["output"])
-        return _typed(LaunchRecord(**fields))
+        fields["command"], fields["output"] = items(fields["command"]), items(fields["output"])
+        return _in_range(typed(LaunchRecord(**fields)))
     if kind != "trial":
-        raise ValueError(f"a line of kind {kind!r}")
+        raise ValueError(f"a line of kind {short(kind)}")
     fields["status"] = Status(fields["status"])
-    fields["samples"] = tuple(tuple(float(value) for value in samples) for samples in fields["samples"])
-    trial = _typed(Trial(**fields))
-    values = [value for samples in trial.samples for value in samples]
-    if trial.ok != bool(values):
-        raise ValueError(f"status {trial.status} with {len(values)} samples")
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise ValueError("a sample is not a positive number")
+    fields["samples"] = tuple(_round(values) for values in items(fields["samples"]))
+    trial = _in_range(typed(Trial(**fields)))
+    if trial.ok != bool(trial.samples):
+        raise ValueError(f"status {trial.status} with {len(trial.samples)} rounds of samples")
+    if trial.copy not in (0, 1):
+        raise ValueError(f"copy is {trial.copy}")
     return trial
 
 
-def _texts(values: list[object]) -> tuple[str, ...]:
-    return tuple(str(value) for value in values)
+def _round(values: object) -> tuple[float, ...]:
+    if not (samples := items(values)) or not all(map(is_sample, samples)):
+        raise ValueError(f"a round of samples is {short(values)}")
+    return tuple(map(float, samples))
 
 
-def _typed(record: Record) -> Record:
-    """The record, once its fields have the types that they are declared with."""
-    expected = {"str": str, "int": int, "dict[str, Any]": dict}
-    for name, declared in record.__dataclass_fields__.items():
-        wanted = expected.get(str(declared.type))
-        if wanted and not isinstance(getattr(record, name), wanted):
-            raise TypeError(f"{name} is not {declared.type}")
+def _in_range(record: Record) -> Record:
+    if record.repetition < 0:
+        raise ValueError(f"repetition is {record.repetition}")
+    return record
+
+
+def is_sample(value: object) -> bool:
+    """Whether a value can be a time of one call, in microseconds."""
+    return is_number(value) and LEAST_SAMPLE <= value <= MOST_SAMPLE
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number; True is none."""
+    return is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number of 64 bits; True and 1.0 are none, and no sum of such overflows a float."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that can be printed and stored."""
+    return isinstance(value, str) and encodable(value)
+
+
+def is_plain(value: object, depth: int = _MOST_DEPTH) -> bool:
+    """Whether it is a JSON value that can be stored, shown and compared: finite, printable, not nested without end."""
+    if isinstance(value, dict):
+        return depth > 0 and all(is_text(key) and is_plain(inner, depth - 1) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return depth > 0 and all(is_plain(inner, depth - 1) for inner in value)
+    return value is None or isinstance(value, bool) or is_number(value) or is_text(value)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The value, where it is a mapping as JSON has it; TypeError where not."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{short(value)} is no mapping")
+    return value
+
+
+def items(value: object) -> tuple[Any, ...]:
+    """The items of a list; TypeError for anything else, also for text."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{short(value)} is no list")
+    return tuple(value)
+
+
+def _is_mapping_of(value: object, *checks: Callable[[object], bool]) -> bool:
+    return isinstance(value, Mapping) and all(
+        is_text(name) and any(check(inner) for check in checks) for name, inner in value.items()
+    )
+
+
+_CHECKS: Mapping[str, Callable[[object], bool]] = {
+    "str": is_text,
+    "int": is_integer,
+    "float": is_number,
+    "float | None": lambda value: value is None or is_number(value),
+    "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(map(is_text, value)),
+    "dict[str, Any]": lambda value: isinstance(value, dict) and is_plain(value),
+    "Mapping[str, str]": lambda value: _is_mapping_of(value, is_text),
+    "Mapping[str, int | str]": lambda value: _is_mapping_of(value, is_text, is_integer),
+    "Mapping[str, bool | str]": lambda value: _is_mapping_of(value, is_text, lambda inner: isinstance(inner, bool)),
+}
+
+
+def typed(record: Declared) -> Declared:
+    """A dataclass, once its fields have the types that they are declared with.
+
+    Raises:
+        TypeError: one has not; the message has its name and value.
+    """
+    for declared in dataclass_fields(record):
+        check = _CHECKS.get(str(declared.type))
+        if check and not check(value := getattr(record, declared.name)):
+            raise TypeError(f"{declared.name} is {short(value)}, not {declared.type}")
     return record

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import reprlib
+import unicodedata
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_CALLS = 10_000
 _MAX_MESSAGES = 64
-_MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 17
+_MAX_SOURCE = 1000
+_SHOWN_KEYS = 5
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _TODO = "mend the file; `./inv workload --config config.json` writes a right one"
 
@@ -93,11 +97,46 @@ def load_workload(name_or_path: str) -> Workload:
         )
     text = read_text(path, what="workload", limit=_MAX_FILE_BYTES)
     try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        document = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader that allows less
+    except (yaml.YAMLError, *_UNREADABLE) as error:
         detail = " ".join(str(error).split())[:200]
-        raise InputError(f"workload {path} is not YAML: {detail}", expected="a YAML mapping", todo=_TODO) from error
+        raise InputError(
+            f"workload {path} is not YAML that can be read: {detail or type(error).__name__}",
+            expected="a YAML mapping without anchors, each key once",
+            todo=_TODO,
+        ) from error
     return parse_workload(document, where=str(path))
+
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What PyYAML's constructors let through for scalars such as 2026-13-45, `!!int x` or `!!bool x`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, which make a small file a huge document, and a key that stands twice, which hides one value."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Every node passes here."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if name := getattr(event, "anchor", None):
+            raise yaml.MarkedYAMLError(None, None, f"anchor or alias {short(name)}", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Every mapping passes here."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(None, None, f"key {short(key)} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def workload_name(text: str) -> str:
+    """The allowed workload name nearest to a text, e.g. a folder's name; "model" where nothing of it is left."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9._-]+", "-", plain).strip("._-")[:64] or "model"
 
 
 def parse_workload(document: object, *, where: str) -> Workload:
@@ -110,13 +149,13 @@ def parse_workload(document: object, *, where: str) -> Workload:
     name, dtype, messages = fields["name"], fields["dtype"], fields["messages"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _bad(where, "name", name, "a lower-case name of letters, digits, '.', '_' and '-'")
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _bad(where, "dtype", dtype, f"one of {', '.join(DTYPE_BYTES)}")
     if fields.get("collective", "allreduce") != "allreduce":
         raise _bad(where, "collective", fields["collective"], "allreduce")
     source = fields.get("source", "")
-    if not isinstance(source, str):
-        raise _bad(where, "source", source, "text")
+    if not isinstance(source, str) or len(source) > _MAX_SOURCE or not encodable(source):
+        raise _bad(where, "source", source, f"text of at most {_MAX_SOURCE:,} characters")
     if not isinstance(messages, list) or not 1 <= len(messages) <= _MAX_MESSAGES:
         raise _bad(where, "messages", messages, f"a list of 1 to {_MAX_MESSAGES} messages")
     parsed = tuple(_message(entry, f"{where}, message {number}", dtype) for number, entry in enumerate(messages, 1))
@@ -144,9 +183,10 @@ def _message(entry: object, where: str, dtype: str) -> Message:
 def _mapping(document: object, what: str, required: set[str], optional: set[str]) -> dict[str, Any]:
     known = ", ".join(sorted(required | optional))
     if not isinstance(document, dict):
-        raise InputError(f"{what} is {_short(document)}", expected=f"a mapping with {known}", todo=_TODO)
-    if unknown := sorted(str(key) for key in document.keys() - required - optional):
-        raise InputError(f"{what} has unknown keys: {', '.join(unknown)}", expected=f"only {known}", todo=_TODO)
+        raise InputError(f"{what} is {short(document)}", expected=f"a mapping with {known}", todo=_TODO)
+    if unknown := sorted(key if isinstance(key, str) else short(key) for key in document.keys() - required - optional):
+        named = ", ".join(key[:_SHORT] for key in unknown[:_SHOWN_KEYS])
+        raise InputError(f"{what} has unknown keys: {named}", expected=f"only {known}", todo=_TODO)
     if missing := sorted(required - document.keys()):
         raise InputError(
             f"{what} lacks {', '.join(missing)}", expected=f"all of {', '.join(sorted(required))}", todo=_TODO
@@ -162,9 +202,30 @@ def _integer(value: object, where: str, key: str, most: int) -> int:
 
 
 def _bad(where: str, key: str, value: object, expected: str) -> InputError:
-    return InputError(f"workload {where}: {key} is {_short(value)}", expected=expected, todo=_TODO)
+    return InputError(f"workload {where}: {key} is {short(value)}", expected=expected, todo=_TODO)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def encodable(text: str) -> bool:
+    """Whether a text holds no lone surrogates, which JSON and YAML can name but nothing can print."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_SHORT = 80
+
+
+class _Short(reprlib.Repr):
+    """A repr that looks at the beginning of a value only, however large or deep the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, _SHORT, _SHORT
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 - as the base class calls it
+        """Python itself refuses to write out integers of some thousand digits."""
+        return repr(x) if x.bit_length() <= 256 else f"a number of {x.bit_length():,} bits"
+
+
+def short(value: object) -> str:
+    """A value for a message, in at most 80 characters."""
+    text = _Short().repr(value)
+    return text if len(text) <= _SHORT else text[: _SHORT - 3] + "..."

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tuning.campaign import start_run
+from tuning.campaign import Known, start_run
 from tuning.candidates import CANDIDATES, Candidate
 from tuning.engines import MpiEngine
 from tuning.plan import Environment, Plan
@@ -59,6 +59,12 @@ def small_plan(*names: str, faults: dict[str, str] | None = None, **changes: obj
         "timeout": 20.0,
     }
     return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def vouched(run: Run) -> Known:
+    """Vouch for all that a run would run, as a user who names it again does."""
+    plan = run.header.plan
+    return Known(environments=plan.environments, python=sys.executable, candidates=plan.candidates)
 
 
 @pytest.fixture

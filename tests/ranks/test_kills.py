@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.conftest import leftovers
+from tests.ranks.conftest import leftovers, marked
 from tuning.runfile import read_run
 from tuning.trial import Status
 
@@ -61,10 +63,10 @@ def test_killed_at_20_random_moments_it_goes_on_and_leaves_nothing(tmp_path: Pat
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Path:
-    """A file system of 64 KiB."""
+    """A file system of 24 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "lanewise-test", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=24k", "lanewise-test", str(folder)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("a small file system needs the right to mount")
     yield folder
@@ -73,7 +75,7 @@ def small_disk(tmp_path: Path) -> Path:
 
 def test_a_full_disk_ends_with_advice_and_whole_lines(small_disk: Path) -> None:
     path = small_disk / "r.jsonl"
-    harness = inv("bench-allreduce", *OPTIONS, "--launches", "60", "--output", str(path))
+    harness = inv("bench-allreduce", *OPTIONS, "--launches", "24", "--output", str(path))
     _, talk = harness.communicate(timeout=100)
     assert harness.returncode == 1, talk
     assert "no space left" in talk
@@ -84,11 +86,10 @@ def test_a_full_disk_ends_with_advice_and_whole_lines(small_disk: Path) -> None:
     assert run.torn == 0
     roomy = small_disk.parent / "r.jsonl"
     shutil.copy(path, roomy)
-    lines = roomy.read_text().replace('"launches": 60', f'"launches": {run.trials[-1].repetition + 1}', 1)
-    roomy.write_text(lines)
     harness = inv("bench-allreduce", "--resume", str(roomy))
     _, talk = harness.communicate(timeout=100)
     assert harness.returncode == 0, talk
+    assert len(read_run(roomy).trials) == 24 * 3 * 2
 
 
 def test_a_read_only_folder_is_refused_before_anything_is_measured(small_disk: Path) -> None:
@@ -101,31 +102,72 @@ def test_a_read_only_folder_is_refused_before_anything_is_measured(small_disk: P
     assert "launch 1" not in talk
 
 
-def test_no_shared_memory_is_a_failed_launch_not_a_hang(small_disk: Path, tmp_path: Path) -> None:
-    """Ranks whose temporary folder is on a full disk: Open MPI cannot make its session folder."""
-    (small_disk / "filler").write_bytes(b"x" * os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize)
-    harness = inv(
-        "bench-allreduce", *OPTIONS, "--launches", "1", "--timeout", "15", "--output", str(tmp_path / "r.jsonl"),
-        env={**os.environ, "TMPDIR": str(small_disk)},
-    )  # fmt: skip
+def test_no_room_for_temporary_files_is_said_before_anything_runs(small_disk: Path, tmp_path: Path) -> None:
+    about = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * about.f_bavail * about.f_bsize)
+    arguments = ["bench-allreduce", *OPTIONS, "--launches", "1", "--output", str(tmp_path / "r.jsonl")]
+    harness = inv(*arguments, env={**os.environ, "TMPDIR": str(small_disk)})
     _, talk = harness.communicate(timeout=100)
     assert harness.returncode == 1, talk
-    assert {t.status for t in read_run(tmp_path / "r.jsonl").trials} <= {
-        Status.LAUNCH_FAILED,
-        Status.SKIPPED,
-        Status.TIMED_OUT,
-    }
+    assert "no space left" in talk
+    harness = inv(*arguments, env={**os.environ, "TMPDIR": str(tmp_path / "none")})
+    _, talk = harness.communicate(timeout=100)
+    assert harness.returncode == 2, talk
+    assert "is not a folder" in talk
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied", "replaced"])
+def test_a_run_file_that_somebody_takes_away_is_rescued(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "r.jsonl"
+    harness = inv("bench-allreduce", *OPTIONS, "--launches", "30", "--output", str(path))
+    assert harness.stderr
+    while "[2/30]" not in harness.stderr.readline():
+        pass
+    if harm == "emptied":
+        path.write_text("")
+    else:
+        path.unlink()
+        if harm == "replaced":
+            path.write_text("something else\n")
+    _, talk = harness.communicate(timeout=60)
+    assert harness.returncode == 1, talk
+    assert "removed or changed" in talk
+    assert len(read_run(path.with_name("r.jsonl.rescued")).trials) >= 3 * 3 * 2
+
+
+@pytest.mark.parametrize("stopped", ["supervisor", "harness"])
+def test_a_stopped_process_neither_hangs_nor_blames_an_arm(tmp_path: Path, stopped: str) -> None:
+    path = tmp_path / "r.jsonl"
+    arguments = ["--launches", "3", "--timeout", "4", "--output", str(path)]
+    harness = inv("bench-allreduce", *OPTIONS[:-4], "--rounds", "40", "--samples", "4", *arguments)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (ranks := [m for m in marked(str(tmp_path)) if "supervisor.py" in m]):
+        time.sleep(0.01)
+    pid = int(ranks[-1].split(":")[0]) if stopped == "supervisor" else harness.pid
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    if stopped == "harness":
+        os.kill(pid, signal.SIGCONT)
+    _, talk = harness.communicate(timeout=100)
+    assert harness.returncode == 0, talk
+    assert {trial.status for trial in read_run(path).trials} == {Status.OK}
 
 
 def test_a_stale_scratch_folder_is_swept_at_the_next_start(tmp_path: Path) -> None:
-    stale = tmp_path / "tmp" / "lanewise-999999-1-dead"
-    stale.mkdir()
-    (stale / "segment").write_bytes(b"x")
-    live = tmp_path / "tmp" / "lanewise-not-ours"
-    live.mkdir()
-    harness = inv("bench-allreduce", *OPTIONS, "--launches", "1", "--output", str(tmp_path / "r.jsonl"))
-    harness.communicate(timeout=60)
+    parent = tmp_path / "tmp"
+    stale, live, users = (parent / name for name in (f"lanewise-{'0' * 32}", f"lanewise-{'1' * 32}", "lanewise-2026"))
+    for folder in (stale, live, users):
+        folder.mkdir()
+        (folder / ".lanewise-scratch").touch()
+        (folder / "thesis.txt").write_text("x")
+    with (live / ".lanewise-scratch").open() as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        harness = inv("bench-allreduce", *OPTIONS, "--launches", "1", "--output", str(tmp_path / "r.jsonl"))
+        harness.communicate(timeout=60)
     assert harness.returncode == 0
     assert not stale.exists()
     assert live.exists()
-    live.rmdir()
+    assert users.exists()
+    shutil.rmtree(live)
+    shutil.rmtree(users)

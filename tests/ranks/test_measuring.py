@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lanewise.errors import InputError
-from tests.ranks.conftest import FAULTY, named
+from tests.ranks.conftest import FAULTY, named, vouched
 from tuning.campaign import resume_run
 from tuning.candidates import CANDIDATES
 from tuning.compare import compare_names
@@ -78,25 +79,57 @@ def test_resume_runs_only_what_is_missing(measure: Callable[..., Run]) -> None:
     second = next(n for n, t in enumerate(whole.trials) if t.repetition == 1)
     whole.path.write_bytes(b"".join(lines[: 1 + second + 2 + 2]) + b'{"kind": "trial", "torn')
     steps = []
-    run = resume_run(whole.path, FAULTY, steps.append)
+    run = resume_run(whole.path, FAULTY, steps.append, known=vouched(whole))
     assert run.torn == 0
-    assert [len(step.trials) for step in steps] == [0, 0, 6, 6], "launch 1 was whole, 2 was cut, 3 was missing"
+    assert (steps[0].done, steps[0].total) == (1, 3)
+    added = [len(step.trials) for step in steps if step.finished]
+    assert added == [6, 6], "launch 1 was whole, 2 was cut, 3 was missing"
     assert run.trials[: second + 2] == whole.trials[: second + 2], "what was there stays"
     (comparison,) = compare_names(run, "default", run, "ring")
     assert comparison.overall.n == 3
-    again = resume_run(whole.path, FAULTY, lambda _step: None)
+    again = resume_run(whole.path, FAULTY, lambda _step: None, known=vouched(whole))
     assert len(again.trials) == len(run.trials), "nothing is missing any more"
 
 
 def test_resume_with_another_worker_or_machine_is_refused(measure: Callable[..., Run]) -> None:
     run = measure(launches=1)
     with pytest.raises(InputError, match="worker"):
-        resume_run(run.path, MpiEngine(), lambda _step: None)
+        resume_run(run.path, MpiEngine(), lambda _step: None, known=vouched(run))
     text = run.path.read_text()
     kernel = run.header.node["host"]["kernel"]
     run.path.write_text(text.replace(f'"kernel": "{kernel}"', '"kernel": "0.0.0"', 1))
     with pytest.raises(InputError, match=r"0\.0\.0"):
-        resume_run(run.path, FAULTY, lambda _step: None)
+        resume_run(run.path, FAULTY, lambda _step: None, known=vouched(run))
+
+
+def test_resume_runs_nothing_that_only_the_file_names(measure: Callable[..., Run], tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    evil.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    evil.chmod(0o755)
+    run = measure(launches=1)
+    known = replace(vouched(run), environments=())
+    for change in (("python", sys.executable, str(evil)), ("LD_PRELOAD", None, None)):
+        text = run.path.read_text()
+        name, old, new = change
+        if old:
+            changed = text.replace(json.dumps(old), json.dumps(new))
+        else:
+            changed = text.replace('"variables": {}', f'"variables": {{"{name}": "{evil}"}}', 1)
+        assert changed != text
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(changed)
+        with pytest.raises(InputError, match="would run environment here"):
+            resume_run(path, FAULTY, lambda _step: None, known=known)
+    with pytest.raises(InputError, match="would run candidate"):
+        resume_run(run.path, FAULTY, lambda _step: None, known=replace(vouched(run), candidates=()))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_resume_with_a_changed_plan_is_refused(measure: Callable[..., Run]) -> None:
+    run = measure(launches=1)
+    run.path.write_text(run.path.read_text().replace('"margin": 0.1', '"margin": 0.5', 1))
+    with pytest.raises(InputError, match="plan"):
+        resume_run(run.path, FAULTY, lambda _step: None, known=vouched(run))
 
 
 def test_the_stored_command_can_be_run_again_by_hand(measure: Callable[..., Run]) -> None:

@@ -80,6 +80,7 @@ def fake_launch(**changes: object) -> LaunchRecord:
         "launch": "abc",
         "environment": "here",
         "repetition": 0,
+        "plan": "0" * 16,
         "command": ("mpirun", "-np", "2"),
         "started": "2026-11-29T00:00:00+00:00",
         "seconds": 1.5,

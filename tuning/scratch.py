@@ -1,0 +1,78 @@
+"""Private folders of a launch, and finding those that a killed one left behind.
+
+A folder is known by name and by the marker in it, which its supervisor keeps locked for as long as it lives: a lock is
+seen across containers and is gone with its owner, as a process number is not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from lanewise.errors import InputError
+from lanewise.files import writing
+from tuning.supervisor import MARKER
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; what is made there is private
+_NAME = re.compile(r"lanewise-[0-9a-f]{32}", re.ASCII)
+
+
+def scratch_parents() -> tuple[Path, Path]:
+    """Where scratch folders are made: for temporary files, and for shared memory."""
+    return Path(os.environ.get("TMPDIR") or "/tmp"), _SHARED_MEMORY  # noqa: S108 - as above
+
+
+def new_scratch() -> list[Path]:
+    """Paths for a launch's two folders, which its supervisor makes."""
+    name = f"lanewise-{uuid.uuid4().hex}"
+    return [parent / name for parent in scratch_parents()]
+
+
+def require_scratch() -> None:
+    """Make sure, before anything runs, that launches can have their folders.
+
+    Raises:
+        InputError: a parent is missing or cannot be written to.
+        LanewiseError: there is no space.
+    """
+    for parent in scratch_parents():
+        if not parent.is_dir():
+            raise InputError(
+                f"{parent} is not a folder",
+                expected="a folder for temporary files",
+                todo="set TMPDIR to one that exists",
+            )
+        with writing(parent / "lanewise-*"):
+            Path(tempfile.mkdtemp(prefix="lanewise-", dir=parent)).rmdir()
+
+
+def sweep_stale_scratch() -> list[Path]:
+    """Remove the folders of launches whose supervisor is gone (it was killed, or the machine was); those removed."""
+    removed = []
+    for parent in scratch_parents():
+        for folder in parent.glob("lanewise-*"):
+            if _NAME.fullmatch(folder.name) and _is_stale(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+    return removed
+
+
+def _is_stale(folder: Path) -> bool:
+    with suppress(OSError):
+        handle = os.open(folder / MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+                return False
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while the supervisor lives
+            return True
+        finally:
+            os.close(handle)
+    return False
