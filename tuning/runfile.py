@@ -302,7 +302,8 @@ class RunWriter:
 
     def _name(self) -> None:
         try:
-            os.link(f"/proc/self/fd/{self._descriptor}", self.path, follow_symlinks=True)
+            # Naming a directory makes Python follow the link (linkat(2), AT_SYMLINK_FOLLOW); the path is absolute.
+            os.link(f"/proc/self/fd/{self._descriptor}", self.path, src_dir_fd=self._descriptor)
         except FileExistsError as error:
             raise InputError(
                 f"run file {self.path} exists",
