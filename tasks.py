@@ -367,9 +367,7 @@ def workload(
     if config:
         path = Path(config)
         stem = path.parent.resolve().name if path.name == "config.json" else path.stem
-        shape = read_model_shape(
-            path, name="".join(c if c.isalnum() or c in "._-" else "-" for c in stem.lower()) or "model"
-        )
+        shape = read_model_shape(path, name=stem)
         made = derive_workload(shape, draft_tokens=draft_tokens, batch=batch, calls_per_layer=calls_per_layer)
     else:
         made = load_workload(name)

@@ -53,6 +53,7 @@ _SHORTEST_SECRET = 6
 """A secret variable's value below this length is not searched for in text: it would blot out ordinary words."""
 _SHORTEST_LINE = 12
 """The same for one line of a value that has several: programs print such values a line at a time."""
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}-----")
 _KEY_LINE = re.compile(r"\s*[A-Za-z0-9+/]+=*\s*")
@@ -94,7 +95,7 @@ class Redactor:
         hide_key = KeyHider()
         for text in texts:
             hidden.append("<redacted>" if follows_option else self(hide_key(text)))
-            follows_option = text.startswith("-") and "=" not in text and is_secret(text.lstrip("-").replace("-", "_"))
+            follows_option = bool(_OPTION.fullmatch(text)) and is_secret(text.lstrip("-").replace("-", "_"))
         return hidden
 
 

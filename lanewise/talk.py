@@ -49,18 +49,18 @@ def open_standard_streams() -> None:
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else max(_WIDE, shutil.get_terminal_size().columns)
-    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, emoji=False)
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def say(text: str) -> None:
     """One remark on stderr; where nobody can read it, nothing happens: talk is never worth a run."""
     with suppress(OSError):
-        _console(stderr=True).print(printable(text), markup=False)
+        _console(stderr=True).print(printable(text))
 
 
 def put(renderable: RenderableType) -> None:
     """Data for people on stdout."""
-    _console(stderr=False).print(renderable, markup=False)
+    _console(stderr=False).print(renderable)
 
 
 def put_json(document: Any) -> None:  # noqa: ANN401 - whatever JSON can hold

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lanewise.errors import InputError
+from tuning.plan import Case
 from tuning.protocol import CaseKey
 from tuning.runfile import Run
 from tuning.trial import Trial
@@ -98,7 +99,7 @@ def candidate_differences(a: Side, b: Side) -> list[str]:
     ]
 
 
-def launch_jump(side: Side) -> float:
-    """Largest ratio between two launches of the same arm and case."""
-    values = [[t.median for t in medians(side, case.key).values()] for case in side.run.header.plan.cases]
+def launch_jump(side: Side, cases: Iterable[Case]) -> float:
+    """Largest ratio between two launches of the same arm, on any of these cases."""
+    values = [[t.median for t in medians(side, case.key).values()] for case in cases]
     return max((max(v) / min(v) for v in values if v), default=1.0)

@@ -80,8 +80,8 @@ class Comparison:
         return self.pairing != "none" and self.a.candidate == self.b.candidate and not self.differs
 
 
-def compare(a: Side, b: Side) -> Comparison:
-    """Hold B against A.
+def compare(a: Side, b: Side, cases: tuple[Case, ...] = ()) -> Comparison:
+    """Hold B against A, on these cases of the plan or on all.
 
     Raises:
         InputError: predicted or meaningless times, or one and the same arm on both sides.
@@ -94,14 +94,14 @@ def compare(a: Side, b: Side) -> Comparison:
                 todo="compare runs measured on one device a rank",
             )
     if a.run.path != b.run.path:
-        return _describe(a, b)
+        return _describe(a, b, cases or a.run.header.plan.cases)
     if (a.environment, a.candidate) == (b.environment, b.candidate):
         raise InputError(
             f"{a.label} is on both sides",
             expected="two arms that differ",
             todo=f"name two of: {', '.join(known_names(a.run))}",
         )
-    return _judge(a, b)
+    return _judge(a, b, cases or a.run.header.plan.cases)
 
 
 def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comparison]:
@@ -111,15 +111,25 @@ def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comp
         InputError: unknown names, or kinds of name that do not go together.
     """
     sides_a, sides_b = find_sides(run_a, name_a), find_sides(run_b, name_b)
+    slices = run_a.header.plan.slices
     if run_a.path != run_b.path:
-        return [compare(sides_a[0], sides_b[0])]
+        return [compare(sides_a[0], sides_b[0], cases) for cases in slices]
     if len(sides_a) != len(sides_b):
         raise InputError(
             f"{name_a!r} and {name_b!r} are a candidate and an environment",
             expected="two candidates, or two environments, or environment:candidate twice",
             todo=f"say, for example, {sides_a[0].label} {sides_b[0].label}",
         )
-    return [compare(a, b) for a, b in zip(sides_a, sides_b, strict=True)]
+    return [compare(a, b, cases) for a, b in zip(sides_a, sides_b, strict=True) for cases in slices]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidatesView:
+    """The candidates of one environment against the baseline, on cases of one mode and working set."""
+
+    environment: str
+    cases: tuple[Case, ...]
+    comparisons: tuple[Comparison, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +138,18 @@ class Overview:
 
     Attributes:
         environments: each environment's baseline against the first environment's.
-        candidates: per environment, each candidate against the baseline.
+        candidates: per environment and slice of the cases, each candidate against the baseline.
         warnings: what weakens the whole run; each ends in advice.
     """
 
     environments: tuple[Comparison, ...]
-    candidates: dict[str, tuple[Comparison, ...]]
+    candidates: tuple[CandidatesView, ...]
     warnings: tuple[str, ...]
 
     @property
     def all(self) -> list[Comparison]:
         """Every comparison, environments first."""
-        return [*self.environments, *(comparison for group in self.candidates.values() for comparison in group)]
+        return [*self.environments, *(comparison for group in self.candidates for comparison in group.comparisons)]
 
 
 def overview(run: Run) -> Overview:
@@ -152,8 +162,16 @@ def overview(run: Run) -> Overview:
     first, *others = [env.name for env in plan.environments]
     rest = [candidate.name for candidate in plan.candidates if candidate.name != plan.baseline]
     return Overview(
-        environments=tuple(compare(side(first), side(other)) for other in others),
-        candidates={env: tuple(compare(side(env), side(env, name)) for name in rest) for env in (first, *others)},
+        environments=tuple(compare(side(first), side(other), cases) for other in others for cases in plan.slices),
+        candidates=tuple(
+            CandidatesView(
+                environment=env,
+                cases=cases,
+                comparisons=tuple(compare(side(env), side(env, name), cases) for name in rest),
+            )
+            for env in (first, *others)
+            for cases in plan.slices
+        ),
         warnings=tuple(run_warnings(run)),
     )
 
@@ -171,11 +189,11 @@ def run_warnings(run: Run) -> Iterable[str]:
         )
 
 
-def _judge(a: Side, b: Side) -> Comparison:
+def _judge(a: Side, b: Side, cases: tuple[Case, ...]) -> Comparison:
     plan = a.run.header.plan
     shared = share_launches(a, b)
     rows, pairs, floors = [], [], []
-    for case in plan.cases:
+    for case in cases:
         pairs.append(_join(medians(a, case.key), medians(b, case.key), shared=shared))
         floors.append(_floor_pairs(a, case.key) if shared else pairs[-1])
         middles = [middle([pair[side].median for pair in pairs[-1].values()]) for side in (0, 1)]
@@ -191,7 +209,7 @@ def _judge(a: Side, b: Side) -> Comparison:
         overall=overall,
         margin=plan.margin,
         differs=tuple(differs),
-        warnings=tuple(_warnings(a, b, overall, shared=shared)),
+        warnings=tuple(_warnings(a, b, cases, overall, shared=shared)),
         notes=tuple(_notes(a, b)),
     )
 
@@ -232,13 +250,13 @@ def _join(a: dict[int, Trial], b: dict[int, Trial], *, shared: bool) -> Pairs:
     return {r: pair for r, pair in both.items() if not shared or pair[0].launch == pair[1].launch}
 
 
-def _describe(a: Side, b: Side) -> Comparison:
+def _describe(a: Side, b: Side, cases: tuple[Case, ...]) -> Comparison:
     """Two run files: not interleaved, so whatever changed on the machine in between would be taken for a difference."""
     why = "two run files were not interleaved: described, never judged"
     plan = a.run.header.plan
     cases_b = {(c.message.bytes, c.message.calls, c.mode, c.working_set): c for c in b.run.header.plan.cases}
     rows = []
-    for case in plan.cases:
+    for case in cases:
         other = cases_b.get((case.message.bytes, case.message.calls, case.mode, case.working_set))
         value_a = middle([t.median for t in medians(a, case.key).values()])
         value_b = middle([t.median for t in medians(b, other.key).values()]) if other else None
@@ -267,7 +285,7 @@ def _not_comparable(ratio: float | None, why: str) -> Judgement:
     )  # fmt: skip
 
 
-def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable[str]:
+def _warnings(a: Side, b: Side, cases: tuple[Case, ...], overall: Judgement, *, shared: bool) -> Iterable[str]:
     plan = a.run.header.plan
     if overall.n < plan.launches:
         yield (
@@ -281,7 +299,7 @@ def _warnings(a: Side, b: Side, overall: Judgement, *, shared: bool) -> Iterable
         )
     if not shared:
         for side in (a, b):
-            if (jump := launch_jump(side)) > 1.25:
+            if (jump := launch_jump(side, cases)) > 1.25:
                 yield (
                     f"launches of {side.label} differ by up to {jump - 1:.0%} among themselves; "
                     "more launches are the only cure (--launches)"

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from lanewise.talk import printable
 from tuning.arms import Side, medians, middle
-from tuning.compare import Comparison, Overview, Row
+from tuning.compare import CandidatesView, Comparison, Overview, Row
 from tuning.metrics import METRICS
+from tuning.plan import Case
 from tuning.runfile import Run
 from tuning.stats import Judgement, Outcome
 from tuning.trial import LaunchRecord, Trial
@@ -34,7 +35,7 @@ _MARKS = {
     Outcome.UNDECIDED: "?",
     Outcome.NOT_COMPARABLE: "x",
 }
-_MOST_CASE_COLUMNS = 4
+_MOST_CASE_COLUMNS = 6
 _ENOUGH_TO_PLAN = 5
 """Launches from which their spread is known well enough to say how many more it takes."""
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b|\berror\b", re.ASCII)
@@ -43,9 +44,9 @@ _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b|\berror\b", re.ASCII)
 def headline(comparison: Comparison) -> Text:
     """The verdict in one line."""
     overall = comparison.overall
-    text = Text(f"{comparison.b.label} against {comparison.a.label}: ")
-    if comparison.is_a_a:
-        text = Text(f"A/A, both are the same thing here: {comparison.b.label} against {comparison.a.label}: ")
+    kind = _in_kind(comparison.a.run, [row.case for row in comparison.rows])
+    text = Text("A/A, both are the same thing here: " if comparison.is_a_a else "")
+    text.append(f"{comparison.b.label} against {comparison.a.label}{kind}: ")
     text.append(str(overall.outcome), style=_STYLES[overall.outcome])
     if overall.ratio is not None:
         text.append(f", {_change(overall.ratio)}{_range(overall)}")
@@ -94,7 +95,9 @@ def table(comparison: Comparison) -> Table:
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("outcome", no_wrap=True)
     for row in comparison.rows:
-        view.add_row(row.label, f"{row.case.message.bytes:,}", _value(row.a), _value(row.b), *_cells(row.judgement))
+        view.add_row(
+            row.case.message.name, f"{row.case.message.bytes:,}", _value(row.a), _value(row.b), *_cells(row.judgement)
+        )
     if len(comparison.rows) > 1:
         view.add_row("geometric mean", "", "", "", *_cells(comparison.overall))
     return view
@@ -139,29 +142,32 @@ def _how(comparison: Comparison) -> str:
     return f"{pairs}; same within {comparison.margin:.0%}; noise floor {_percent(overall.floor)}"
 
 
-def candidates_table(run: Run, environment: str, comparisons: Sequence[Comparison]) -> RenderableType:
+def candidates_table(run: Run, shown: CandidatesView) -> RenderableType:
     """One line a candidate of an environment, held against the baseline (A)."""
     plan = run.header.plan
-    cases = plan.cases if len(plan.cases) <= _MOST_CASE_COLUMNS else ()
-    baseline = Side(environment=environment, candidate=plan.baseline, run=run)
+    cases = shown.cases if len(shown.cases) <= _MOST_CASE_COLUMNS else ()
+    baseline = Side(environment=shown.environment, candidate=plan.baseline, run=run)
     view = _table()
     view.add_column("candidate", no_wrap=True)
     for case in cases:
-        name = plan.label(case).replace(" ", "\n")
-        view.add_column(f"{name}\n{case.message.bytes:,} B\n{_METRIC.unit}", justify="right", no_wrap=True)
+        view.add_column(f"{case.message.name}\n{case.message.bytes:,} B\n{_METRIC.unit}", justify="right", no_wrap=True)
     for heading in ("all\nB/A", "\n95 % interval", "\nMDE"):
         view.add_column(heading, justify="right", no_wrap=True)
     view.add_column("\noutcome", no_wrap=True)
     values = [[trial.median for trial in medians(baseline, case.key).values()] for case in cases]
     view.add_row(f"{plan.baseline} (A)", *(f"{_value(middle(v))}  " for v in values))
-    for comparison in comparisons:
-        view.add_row(
-            comparison.b.candidate, *map(_marked, comparison.rows if cases else ()), *_cells(comparison.overall)
-        )
-    title = Text(f"{environment}: candidates against {plan.baseline}", style="bold")
-    hows = dict.fromkeys(_how(comparison) for comparison in comparisons)
-    warnings = dict.fromkeys(line for comparison in comparisons for line in comparison.warnings)
-    return Group(title, view, *(Text(how, style="dim") for how in hows), *map(_warning, warnings))
+    for comparison in shown.comparisons:
+        marked = map(_marked, comparison.rows if cases else ())
+        view.add_row(comparison.b.candidate, *marked, *_cells(comparison.overall))
+    hows = dict.fromkeys(_how(comparison) for comparison in shown.comparisons)
+    warnings = dict.fromkeys(line for comparison in shown.comparisons for line in comparison.warnings)
+    title = f"{shown.environment}: candidates against {plan.baseline}{_in_kind(run, shown.cases)}"
+    return Group(Text(title, style="bold"), view, *(Text(how, style="dim") for how in hows), *map(_warning, warnings))
+
+
+def _in_kind(run: Run, cases: Sequence[Case]) -> str:
+    kind = run.header.plan.kind(tuple(cases))
+    return f" ({kind})" if kind else ""
 
 
 def _marked(row: Row) -> Text:
@@ -185,8 +191,8 @@ def show_overview(run: Run, overview: Overview) -> RenderableType:
     parts: list[RenderableType] = []
     for comparison in overview.environments:
         parts += [show(comparison), ""]
-    for environment, comparisons in overview.candidates.items():
-        parts += [candidates_table(run, environment, comparisons), ""]
+    for candidates in overview.candidates:
+        parts += [candidates_table(run, candidates), ""]
     parts += [_warning(line) for line in overview.warnings]
     return Group(*parts)
 
@@ -220,17 +226,17 @@ def show_statuses(run: Run) -> RenderableType:
     view = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("environment", "candidate", "trials", "how they ended", "what ran"):
         view.add_column(heading)
-    names = dict.fromkeys((trial.environment, trial.candidate) for trial in run.trials)
-    for name in names:
+    for name in dict.fromkeys((trial.environment, trial.candidate) for trial in run.trials):
         trials = [trial for trial in run.trials if (trial.environment, trial.candidate) == name]
         endings = Counter(str(trial.status) for trial in trials)
-        ran = dict.fromkeys(
-            f"{trial.message} {' '.join(map(str, trial.choice.values()))}" for trial in trials if trial.choice
-        )
-        view.add_row(
-            *name, str(len(trials)), ", ".join(f"{n} {status}" for status, n in endings.items()), ", ".join(ran)
-        )
+        ended = ", ".join(f"{count} {status}" for status, count in endings.items())
+        ran = dict.fromkeys(f"{t.message} {_choice(t.choice)}" for t in trials if t.choice)
+        view.add_row(*map(Text, (*name, str(len(trials)), ended, ", ".join(ran))))
     return Group(Text(f"times of {run.path.name} are {run.header.kind}: shown is only how trials ended"), view)
+
+
+def _choice(choice: Mapping[str, object]) -> str:
+    return " ".join(str(choice.get(name)) for name in ("algorithm", "protocol", "channels"))
 
 
 def legend() -> Text:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tuning.workload import encodable, short
+
 if TYPE_CHECKING:
     from tuning.runfile import Header
 
@@ -12,11 +14,12 @@ _NO_DIFFERENCE = {"read_at", "unread", "PATH", "HOSTNAME", "TMPDIR"}
 """Times and places that differ between any two runs, and lists of what could not be read."""
 _PLAN = ("engine", "ranks", "baseline", "launches", "rounds", "samples", "margin")
 _SHOWN = 12
+_MOST_DEPTH = 16
 
 
 def between_environments(header: Header, a: str, b: str) -> list[str]:
     """Differences between two environments of one run: Python, libraries, variables, NCCL settings."""
-    return _differences(header.environments.get(a, {}), header.environments.get(b, {}))
+    return _differences(_described(header, a), _described(header, b))
 
 
 def between_runs(first: Header, second: Header, a: str, b: str) -> list[str]:
@@ -25,7 +28,7 @@ def between_runs(first: Header, second: Header, a: str, b: str) -> list[str]:
     found = _differences({"plan": plans[0]}, {"plan": plans[1]})
     if first.plan.workload.identity != second.plan.workload.identity:
         found.append(f"workload: {first.plan.workload.name} / {second.plan.workload.name}")
-    found += _differences(first.environments.get(a, {}), second.environments.get(b, {}))
+    found += _differences(_described(first, a), _described(second, b))
     for name in ("node", "toolkit", "worker", "variables"):
         found += _differences({name: getattr(first, name)}, {name: getattr(second, name)})
     if len(found) > _SHOWN:
@@ -33,31 +36,50 @@ def between_runs(first: Header, second: Header, a: str, b: str) -> list[str]:
     return found
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _described(header: Header, name: str) -> Mapping[str, Any]:
+    """What a header says of an environment, whatever shape that has."""
+    described = header.environments.get(name, {})
+    return described if isinstance(described, Mapping) else {"described": described}
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[str]:
     found: list[str] = []
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted(before.keys() | after.keys(), key=str):
         old, new = before.get(key), after.get(key)
-        if key in _NO_DIFFERENCE or old == new:
+        if key in _NO_DIFFERENCE or _same(old, new):
             continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _differences(old, new, f"{prefix}{key} ")
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and depth < _MOST_DEPTH:
+            found += _differences(old, new, f"{prefix}{_short(key)} ", depth + 1)
         elif isinstance(old, list) and isinstance(new, list):
-            found += _list_differences(old, new, f"{prefix}{key}")
+            found += _list_differences(old, new, f"{prefix}{_short(key)}", depth)
         else:
-            found.append(f"{prefix}{key}: {_short(old)} / {_short(new)}")
+            found.append(f"{prefix}{_short(key)}: {_short(old)} / {_short(new)}")
     return found
 
 
-def _list_differences(before: list[Any], after: list[Any], prefix: str) -> list[str]:
+def _same(old: object, new: object) -> bool:
+    try:
+        return old == new
+    except RecursionError:  # nested beyond what Python compares
+        return False
+
+
+def _list_differences(before: list[Any], after: list[Any], prefix: str, depth: int) -> list[str]:
     """Lists of named things (NCCL settings, GPUs, PCI devices) are compared by name; others as a whole."""
     keys = ("name", "address", "id")
     for key in keys:
         if all(isinstance(item, dict) and key in item for item in (*before, *after)):
-            named = [{str(item[key]): item for item in items} for items in (before, after)]
-            return _differences(named[0], named[1], f"{prefix} ")
+            named = [{_text(item[key]): item for item in items} for items in (before, after)]
+            return _differences(named[0], named[1], f"{prefix} ", depth + 1)
     return [f"{prefix}: {_short(before)} / {_short(after)}"]
 
 
 def _short(value: object) -> str:
-    text = "nothing" if value is None else str(value)
+    text = _text(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return value if isinstance(value, str) and encodable(value) else short(value)

@@ -44,7 +44,13 @@ def run_launch(
     command = engine.command(plan, launch)
     started, clock = datetime.now(UTC), time.monotonic()
     busy = _other_tasks()
-    log = LaunchLog(arms=launch.arms, cases=tuple(case.key for case in plan.cases), redact=redact)
+    log = LaunchLog(
+        arms=launch.arms,
+        cases=tuple(case.key for case in plan.cases),
+        redact=redact,
+        rounds=plan.rounds,
+        samples=plan.samples,
+    )
     ending, code = _supervise(command, engine, launch, plan.timeout, _narrated(log, doing))
     breakage = log.breakage(ending, code, plan.timeout)
     arms = {arm.key: arm for arm in launch.arms}

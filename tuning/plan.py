@@ -143,6 +143,17 @@ class Plan:
             for message in self.workload.messages
         )
 
+    @property
+    def slices(self) -> tuple[tuple[Case, ...], ...]:
+        """The cases of each mode and working set: what may be put together into one mean, since only sizes differ."""
+        kinds = dict.fromkeys((case.mode, case.working_set) for case in self.cases)
+        return tuple(tuple(c for c in self.cases if (c.mode, c.working_set) == kind) for kind in kinds)
+
+    def kind(self, cases: tuple[Case, ...]) -> str:
+        """What tells a slice from the run's others, e.g. "graph, warm"; "" where there is only one."""
+        more = [(cases[0].mode, self.modes), (cases[0].working_set, self.working_sets)]
+        return ", ".join(value for value, values in more if len(values) > 1)
+
     def label(self, case: Case) -> str:
         """The shortest name that tells a case from the run's others."""
         more = [(case.mode, self.modes), (case.working_set, self.working_sets)]

@@ -21,10 +21,9 @@ CaseKey = tuple[str, str, str]
 MARK = "@lanewise "
 TAIL_LINES = 20
 _TAIL_CHARACTERS = 300
-_REASON_CHARACTERS = 2000
 _GARBLED_CHARACTERS = 80
-_MOST_TEXT = 10_000
-"""Characters of a text in an event, after which only its beginning counts."""
+_MOST_CHARACTERS = 2000
+"""How much is kept of a text in an event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +77,24 @@ class LaunchLog:
             return
         try:
             event = json.loads(line[len(MARK) :], parse_constant=_refuse, parse_float=_finite)
-            self._event(self._cleaned(mapping(event)))
+            self._event(mapping(event))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if not self._garbled:
                 excerpt = self.redact(line)[: len(MARK) + _GARBLED_CHARACTERS].rstrip()
                 self._garbled = f"{type(error).__name__} in {excerpt!r}"
                 self._garbled_at = "" if self._done else self._at
 
-    def _cleaned(self, event: dict[str, Any]) -> dict[str, Any]:
-        """The event with its texts redacted and bounded, where it is one that can be stored."""
+    def _kept(self, value: object) -> Any:  # noqa: ANN401 - any JSON value
+        """A value of an event as it may be stored, with its texts redacted and bounded; ValueError where it may not."""
 
-        def clean(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        def clean(value: object) -> object:
             if isinstance(value, str):
-                return self.redact(value.encode(errors="replace").decode())[:_MOST_TEXT]
+                return self.redact(value.encode(errors="replace").decode())[:_MOST_CHARACTERS]
             if isinstance(value, dict):
                 return {clean(key): clean(inner) for key, inner in value.items()}
-            return [clean(inner) for inner in value] if isinstance(value, list) else value
+            return list(map(clean, value)) if isinstance(value, list) else value
 
-        cleaned = mapping(clean(event))
-        if not is_plain(cleaned):
+        if not is_plain(cleaned := clean(value)):
             raise ValueError("a value that cannot be stored")
         return cleaned
 
@@ -105,19 +103,22 @@ class LaunchLog:
         if self._done:
             raise ValueError("an event after the last")
         if kind == "ready":
-            self.libraries = mapping(event["libraries"])
+            self.libraries = self._kept(mapping(event["libraries"]))
         elif kind == "begin":
-            self._at, self._doing = self._known(event), f"{_word(event['phase'])}, message {_word(event['message'])}"
+            doing = f"{self._kept(event['phase'])}, message {self._kept(event['message'])}"
+            self._at, self._doing = self._known(event), doing[:_TAIL_CHARACTERS]
         elif kind == "samples":
             self._add_samples(event)
         elif kind == "choice":
-            chosen = {name: event[name] for name in ("algorithm", "protocol", "channels")}
-            self._choices[self._known(event), str(event["message"])] = chosen
+            if (message := event["message"]) not in [case[0] for case in self.cases]:
+                raise ValueError("unknown message")
+            chosen = {name: self._kept(event[name]) for name in ("algorithm", "protocol", "channels")}
+            self._choices[self._known(event), message] = chosen
         elif kind in ("wrong", "unsupported"):
             status = Status.WRONG_RESULT if kind == "wrong" else Status.UNSUPPORTED
-            self._faults[self._known(event)] = Result(status=status, reason=_reason(event))
+            self._faults[self._known(event)] = Result(status=status, reason=str(self._kept(event["reason"])))
         elif kind == "failed":
-            self._failed = _reason(event)
+            self._failed = str(self._kept(event["reason"]))
         elif kind == "done":
             self._done = True
         else:
@@ -171,7 +172,7 @@ class LaunchLog:
             return Result(status=Status.UNREADABLE, reason=f"the worker ended{where} without saying that it was done")
         if lacking := self._lacking():
             (key, case), *_ = lacking
-            rounds = f"{len(self._samples.get((key, case), ()))} of {self.rounds or 'several'} rounds"
+            rounds = f"{len(self._samples.get((key, case), ()))} of {max(self.rounds, 1)} rounds"
             reason = f"the worker was done but lacks samples of {key}, {' '.join(case)} ({rounds})"
             return Result(status=Status.UNREADABLE, reason=reason)
         return None
@@ -182,8 +183,7 @@ class LaunchLog:
             (arm.key, case)
             for arm in self.arms
             for case in self.cases
-            if arm.key not in self._faults
-            and not max(self.rounds, 1) <= len(self._samples.get((arm.key, case), ())) <= (self.rounds or math.inf)
+            if arm.key not in self._faults and len(self._samples.get((arm.key, case), ())) < max(self.rounds, 1)
         ]
 
     def results(self, breakage: Result | None) -> dict[tuple[str, CaseKey], Result]:
@@ -226,14 +226,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise OverflowError
     return value
-
-
-def _word(value: object) -> str:
-    return str(value)[:_GARBLED_CHARACTERS]
-
-
-def _reason(event: dict[str, Any]) -> str:
-    return str(event["reason"])[:_REASON_CHARACTERS]
 
 
 def _signal(code: int) -> str:

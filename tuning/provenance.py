@@ -72,9 +72,8 @@ def describe_environment(environment: Environment, redact: Redactor) -> dict[str
             todo=f"try `{environment.python} --version`",
         )
     seen = {**os.environ, **environment.variables}
-    settings = [
-        {**asdict(setting), "value": redact(setting.value)} for setting in effective_settings(seen, conf_files(seen))
-    ]
+    # As lists and dictionaries, like what a run file gives back, so that the two compare.
+    settings = json.loads(json.dumps([asdict(s) for s in effective_settings(seen, conf_files(seen), redact)]))
     return {**described, "variables": redact_environment(environment.variables), "nccl": settings}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lanewise.errors import InputError
+from lanewise.redact import Redactor, is_secret
 from tuning.candidates import BASELINE, Candidate, nccl_candidate, select_candidates
 from tuning.nccl_library import find_nccl
 from tuning.plan import MARGINS, Environment, Plan, validate
@@ -67,6 +68,12 @@ def parse_environment(text: str, python: str) -> Environment:
     if wrong := [word for word in settings if not _ASSIGNMENT.match(word)]:
         raise _bad_environment(text, f"{wrong[0]!r} is no assignment")
     variables = dict(word.split("=", 1) for word in settings)
+    if hidden := [name for name, value in variables.items() if is_secret(name) or Redactor({})(value) != value]:
+        raise InputError(
+            f"--environment gives {', '.join(hidden)}, which looks like a secret",
+            expected="nothing that must not stand in a run file",
+            todo="set it in the environment of ./inv: ranks inherit that, and it is not stored",
+        )
     return Environment(name=name, python=variables.pop("python", python), variables=variables)
 
 

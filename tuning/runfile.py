@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from lanewise.errors import InputError, LanewiseError
 from lanewise.files import write_atomic, writing
 from tuning.plan import Plan, parse_plan
-from tuning.trial import LaunchRecord, Trial, parse_line, to_line
+from tuning.trial import LaunchRecord, Trial, is_plain, parse_line, to_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,6 +170,8 @@ def _typed(header: Header) -> Header:
         mappings += [described, described.get("libraries", {})]
     if not all(isinstance(mapping, dict) for mapping in mappings) or not isinstance(header.created, str):
         raise TypeError("a part of the header is not a mapping")
+    if not all(map(is_plain, (*mappings, header.command))):
+        raise ValueError("a part of the header holds what is no plain JSON")
     return header
 
 

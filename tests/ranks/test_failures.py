@@ -62,7 +62,7 @@ def test_a_fault_ends_as_its_status_and_the_others_are_measured(
         assert {trial.repetition for trial in by_candidate(run, name)} == {0, 1}
     assert "hush" not in run.path.read_text()
     assert next(trial.candidate for trial in failures(run)) == "broken"
-    (comparison,) = [c for c in overview(run).candidates["here"] if c.b.candidate == "broken"]
+    (comparison,) = [c for c in overview(run).candidates[0].comparisons if c.b.candidate == "broken"]
     assert comparison.overall.n == 0
 
 

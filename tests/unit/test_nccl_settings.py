@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lanewise.redact import Redactor
 from tuning.nccl_settings import conf_files, effective_settings, parse_conf
 
 
@@ -32,3 +33,16 @@ def test_a_named_file_replaces_the_home_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_said_to_be_unknown(tmp_path: Path) -> None:
     (setting,) = effective_settings({}, [tmp_path])
     assert (setting.name, setting.value) == (str(tmp_path), "unknown")
+
+
+def test_secrets_are_hidden_also_in_files_and_in_what_lost(tmp_path: Path) -> None:
+    own, system = tmp_path / "own", tmp_path / "system"
+    own.write_text("NCCL_PROXY_PASSWORD=hunter22\nNCCL_NET=ghp_abcdefghijklmnopqrstuvwxyz\n")
+    system.write_text("NCCL_PROXY_PASSWORD=hunter33\nNCCL_NET=s3cr3t-value\nNCCL_ALGO=Ring\n")
+    found = effective_settings({}, [own, system], Redactor({"MY_TOKEN": "s3cr3t-value"}))
+    assert [(s.name, s.value, s.hidden) for s in found] == [
+        ("NCCL_ALGO", "Ring", ()),
+        ("NCCL_NET", "<redacted>", (f"{system}: <redacted>",)),
+        ("NCCL_PROXY_PASSWORD", "<redacted>", (f"{system}: <redacted>",)),
+    ]
+    assert "hunter" not in str(effective_settings({}, [own, system]))

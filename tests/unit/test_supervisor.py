@@ -37,7 +37,7 @@ def mark() -> str:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "a" / "one", tmp_path / "two"]
+    return [tmp_path / "one", tmp_path / "two"]
 
 
 def start(mark: str, scratch: list[Path], how: str, code: int = 0) -> subprocess.Popen[bytes]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from lanewise.errors import InputError
 from tuning.model_shape import derive_workload, read_model_shape
-from tuning.workload import built_in_names, load_workload, parse_workload
+from tuning.workload import MAX_CALLS, built_in_names, load_workload, parse_workload, short, workload_name
 
 GOOD = {"name": "w", "dtype": "bfloat16", "messages": [{"name": "m", "bytes": 42, "calls": 3}]}
 
@@ -19,12 +20,17 @@ def config(tmp_path: Path, document: object) -> Path:
 
 
 def test_the_models_that_ship_have_their_published_messages() -> None:
-    sizes = {name: [(m.bytes, m.calls) for m in load_workload(name).messages] for name in built_in_names()}
-    assert sizes == {
+    models = ("deepseek-v3", "glm-5", "kimi-k2")
+    assert {name: [(m.bytes, m.calls) for m in load_workload(name).messages] for name in models} == {
         "deepseek-v3": [(14_336, 122), (43_008, 122)],
         "glm-5": [(12_288, 156), (49_152, 156)],
         "kimi-k2": [(14_336, 122), (43_008, 122)],
     }
+
+
+@pytest.mark.parametrize("name", built_in_names())
+def test_what_ships_can_be_read_under_its_own_name(name: str) -> None:
+    assert load_workload(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -75,6 +81,11 @@ def test_identity_is_of_what_is_measured_not_of_names() -> None:
         ({"messages": []}, "messages is []"),
         ({"messages": GOOD["messages"] * 2}, "messages is ['m', 'm']"),
         ({"dtype": "int4"}, "dtype is 'int4'"),
+        ({"dtype": ["float32"]}, "dtype is ['float32']"),
+        ({"messages": [{"name": "m", "bytes": 16**10_000, "calls": 3}]}, "bytes is a number of 40,001 bits"),
+        ({"source": "\ud800"}, "source is '\\ud800'"),
+        ({"source": "x" * 2_000}, "source is 'xxx"),
+        ({16**10_000: 1}, "unknown keys: a number of 40,001 bits"),
         ({"name": "Über uns"}, "name is"),
         ({"collective": "allgather"}, "collective is 'allgather'"),
     ],
@@ -155,3 +166,89 @@ def test_absurd_options_are_refused(tmp_path: Path) -> None:
     for options in ({"draft_tokens": 0}, {"draft_tokens": 3, "batch": -1}, {"draft_tokens": 1000, "batch": 60_000}):
         with pytest.raises(InputError):
             derive_workload(shape, **options)
+
+
+GOOD_YAML = "name: w\ndtype: bfloat16\nmessages:\n- {name: m, bytes: @, calls: 3}\n"
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    ["2026-13-45", "0b_", "!!int x", "!!int ''", "!!timestamp x", "!!bool x", "!!float ''", "9" * 5_000,
+     "0x" + "f" * 50_000, "!!binary é", "!!map x", "!!null x", "[[1]: 2]", "{? [1] : 2}", "=", "<<",
+     "{<<: {a: 1}}", ".nan", "1:1e1", "!!set {1}"],
+)  # fmt: skip
+def test_scalars_that_yaml_chokes_on_are_errors_in_three_parts(tmp_path: Path, scalar: str) -> None:
+    path = tmp_path / "w.yaml"
+    for text in (GOOD_YAML.replace("@", scalar), scalar):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            load_workload(str(path))
+        assert len(caught.value.what) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD_YAML.replace("name: w", "name: &n w"), "anchor or alias 'n' in"),
+        (GOOD_YAML.replace("name: w", "name: *n"), "anchor or alias 'n' in"),
+        (GOOD_YAML + "dtype: float32\n", "key 'dtype' stands twice in"),
+        (GOOD_YAML.replace("calls: 3", "calls: 3, calls: 4"), "key 'calls' stands twice in"),
+    ],
+    ids=["anchor", "alias", "key", "inner key"],
+)
+def test_anchors_and_doubled_keys_are_refused_with_their_place(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text.replace("@", "42"))
+    with pytest.raises(InputError, match=r"line \d+") as caught:
+        load_workload(str(path))
+    assert says in caught.value.what
+
+
+def test_billions_of_laughs_cost_nothing(tmp_path: Path) -> None:
+    laughs: object = ["ha"] * 10
+    for _ in range(9):
+        laughs = [laughs] * 10
+    started = time.monotonic()
+    assert len(short(laughs)) <= 80
+    with pytest.raises(InputError):
+        parse_workload({**GOOD, "messages": laughs}, where="x")
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 5_000, '{"num_hidden_layers": ' + "9" * 5_000 + ', "hidden_size": 8}', "[" * 100_000, "{", "NaN", "",
+     '{"num_hidden_layers": NaN, "hidden_size": 8}', '{"num_hidden_layers": 1, "hidden_size": Infinity}',
+     '{"num_hidden_layers": 1, "hidden_size": ' + "9" * 4_000 + "}"],
+)  # fmt: skip
+def test_a_config_that_json_chokes_on_is_refused_briefly(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_model_shape(path, name="x")
+    assert len(caught.value.what) < 600
+
+
+@pytest.mark.parametrize("dtype", [["bfloat16"], {}, None, 16, "int4"])
+def test_an_unknown_dtype_of_a_config_is_taken_for_quantised_weights(tmp_path: Path, dtype: object) -> None:
+    path = config(tmp_path, {"num_hidden_layers": 2, "hidden_size": 10, "dtype": dtype})
+    assert read_model_shape(path, name="t").dtype == "bfloat16"
+
+
+def test_more_calls_than_a_workload_may_have_are_refused_with_what_makes_them(tmp_path: Path) -> None:
+    shape = read_model_shape(config(tmp_path, {"num_hidden_layers": 5_000, "hidden_size": 64}), name="deep")
+    assert derive_workload(shape, draft_tokens=3, calls_per_layer=2).messages[0].calls == MAX_CALLS
+    with pytest.raises(InputError, match="5,000 layers x 8 calls make 40,000"):
+        derive_workload(shape, draft_tokens=3, calls_per_layer=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Kimi-K2.5", "kimi-k2.5"), ("Modèle", "modele"), ("-x", "x"), ("..", "model"), ("模型", "model"),
+     ("a  b/c", "a-b-c"), ("x" * 200, "x" * 64), ("", "model"), ("\udcff\n[/b]", "b")],
+)  # fmt: skip
+def test_any_text_makes_a_name_that_the_loader_takes(tmp_path: Path, text: str, name: str) -> None:
+    assert workload_name(text) == name
+    shape = read_model_shape(config(tmp_path, {"num_hidden_layers": 2, "hidden_size": 10}), name=text)
+    made = derive_workload(shape, draft_tokens=3)
+    assert parse_workload(made.to_dict(), where="x").name == name
