@@ -24,8 +24,10 @@ from tuning.trial import Status, Trial
 
 Report = Callable[["Step"], None]
 _LEAST_REPETITIONS = 2
+_MAY_PASS = (Status.CRASHED, Status.LAUNCH_FAILED)
+"""Failures that may have come from outside, such as a rank that ran out of memory."""
 _GIVE_UP_AFTER = 2
-"""Launches of one group that may fail as a whole, one after the other, before the rest of that group is skipped."""
+"""Launches in which an arm may fail so before it is skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,19 +238,16 @@ def _complete(
 
 
 def _barred(launch: Launch, arm: Arm, trials: tuple[Trial, ...]) -> str:
-    """Why an arm is not tried again in this run, or "": it failed before, or its whole group keeps failing."""
-    here = [trial for trial in trials if trial.environment == launch.environment.name]
-    own = next(
-        (t for t in here if t.candidate == arm.candidate.name and t.status not in (Status.OK, Status.SKIPPED)), None
-    )
-    if own is None:
-        return ""
-    blamed_alone = {t.candidate for t in here if t.launch == own.launch and not t.ok} == {own.candidate}
-    failed_launches = {
-        t.launch for t in here if t.candidate == own.candidate and t.status not in (Status.OK, Status.SKIPPED)
-    }
-    if blamed_alone or len(failed_launches) >= _GIVE_UP_AFTER:
-        return f"{own.status} in repetition {own.repetition + 1}: {own.reason}"
+    """Why an arm is not tried again in this run, or "": it failed in a way that would come again, or more than once."""
+    failed = [
+        trial
+        for trial in trials
+        if (trial.environment, trial.candidate) == (launch.environment.name, arm.candidate.name)
+        and trial.status not in (Status.OK, Status.SKIPPED)
+    ]
+    lasting = any(trial.status not in _MAY_PASS for trial in failed)
+    if lasting or len({trial.launch for trial in failed}) >= _GIVE_UP_AFTER:
+        return f"{failed[0].status} in repetition {failed[0].repetition + 1}: {failed[0].reason}"
     return ""
 
 

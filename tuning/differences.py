@@ -82,4 +82,6 @@ def _short(value: object) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "nothing"
+    if isinstance(value, dict) and isinstance(value.get("value"), str):  # a setting: what it says, and who said it
+        return f"{_text(value['value'])} ({_text(value.get('source'))})"
     return value if isinstance(value, str) and encodable(value) else short(value)

@@ -157,6 +157,8 @@ class LaunchLog:
             code: exit code of the command.
             silent_seconds: the watchdog's limit, for the reason.
         """
+        if self._done and not self._garbled and not self._lacking():
+            return None  # how the processes went away afterwards changes no result
         where = f" during {self._doing}" if self._doing else " before the worker was ready"
         if ending is Ending.SILENT:
             reason = f"no sign of life for {silent_seconds:g} s{where}"
@@ -170,12 +172,10 @@ class LaunchLog:
             return Result(status=status, reason=f"exit code {code}{_signal(code)}{where}")
         if not self._done:
             return Result(status=Status.UNREADABLE, reason=f"the worker ended{where} without saying that it was done")
-        if lacking := self._lacking():
-            (key, case), *_ = lacking
-            rounds = f"{len(self._samples.get((key, case), ()))} of {max(self.rounds, 1)} rounds"
-            reason = f"the worker was done but lacks samples of {key}, {' '.join(case)} ({rounds})"
-            return Result(status=Status.UNREADABLE, reason=reason)
-        return None
+        (key, case), *_ = self._lacking()
+        rounds = f"{len(self._samples.get((key, case), ()))} of {max(self.rounds, 1)} rounds"
+        reason = f"the worker was done but lacks samples of {key}, {' '.join(case)} ({rounds})"
+        return Result(status=Status.UNREADABLE, reason=reason)
 
     def _lacking(self) -> list[tuple[str, CaseKey]]:
         """Arms without a fault, and the cases on which they were not measured as often as was asked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tuning.provenance import node_record
 from tuning.workload import load_workload
 
 _MPI_RANKS = 4
+_VISITS: Mapping[str, tuple[int, int]] = {"mpi": (40, 1), "cuda": (4, 8)}
+"""Rounds, and samples a visit. On CPUs other work disturbs, so many short rounds pair best (docs/findings.md). On GPUs
+a visit's own cost (warm-up, reading back results) is large beside its samples, and nothing disturbs a graph."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
@@ -28,6 +32,7 @@ class Request:
     Attributes:
         candidates: comma list, "" for the usual selection, or "all".
         ranks: 0 for the engine's default: 4 for mpi, one a GPU for cuda.
+        rounds, samples: 0 for the engine's.
         margin: 0 for the engine's.
         seed: 0 draws one.
         nccl: cuda: further libraries to measure, paths or releases.
@@ -41,8 +46,8 @@ class Request:
     candidates: str = ""
     ranks: int = 0
     launches: int = 5
-    rounds: int = 40
-    samples: int = 1
+    rounds: int = 0
+    samples: int = 0
     margin: float = 0.0
     timeout: float = 60
     seed: int = 0
@@ -117,8 +122,8 @@ def make_plan(request: Request, cache: Path) -> Plan:
         candidates=candidates,
         baseline=BASELINE,
         launches=request.launches,
-        rounds=request.rounds,
-        samples=request.samples,
+        rounds=request.rounds or _VISITS[request.engine][0],
+        samples=request.samples or _VISITS[request.engine][1],
         margin=request.margin or MARGINS[request.engine],
         seed=request.seed or secrets.randbelow(1 << 31),
         timeout=request.timeout,

@@ -21,6 +21,8 @@ from lanewise.files import writing
 from tuning.supervisor import MARKER
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux; what is made there is private
+_LEAST_ROOM = 1 << 16
+"""Bytes that a launch's session files take at the least."""
 _NAME = re.compile(r"lanewise-[0-9a-f]{32}", re.ASCII)
 
 
@@ -49,8 +51,9 @@ def require_scratch() -> None:
                 expected="a folder for temporary files",
                 todo="set TMPDIR to one that exists",
             )
-        with writing(parent / "lanewise-*"):
-            Path(tempfile.mkdtemp(prefix="lanewise-", dir=parent)).rmdir()
+        with writing(parent / "lanewise-*"), tempfile.TemporaryFile(prefix="lanewise-", dir=parent) as file:
+            file.write(bytes(_LEAST_ROOM))
+            file.flush()
 
 
 def sweep_stale_scratch() -> list[Path]:
