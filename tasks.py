@@ -1,4 +1,4 @@
-"""The verbs: a table of contents. They parse, call, print; one place turns errors into text and exit code.
+"""The verbs: a table of contents. They parse, call and print.
 
 The only file that imports more than one part of the toolkit.
 """
@@ -9,12 +9,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 from invoke.collection import Collection
 from invoke.context import Context
-from rich.console import RenderableType
 
 from images.engine import engine_state
 from images.matrix import read_toolchains
@@ -22,23 +20,18 @@ from lanewise import talk
 from lanewise.errors import ExitCode, InputError
 from lanewise.files import shown_path
 from lanewise.verbs import verb
-from tuning import arms
-from tuning import campaign as campaigns
+from tuning import arms, bench
 from tuning import compare as comparing
 from tuning import compare_view as view
 from tuning import survey as surveys
 from tuning.candidates import CANDIDATES
-from tuning.engines import ENGINES
 from tuning.model_shape import derive_workload, read_model_shape
 from tuning.plan import MARGINS, Environment
 from tuning.provenance import ROOT, node_record
-from tuning.request import Request, further_nccl, make_plan, parse_environment, words
-from tuning.runfile import Kind, Run, read_run
+from tuning.request import Request, parse_environment, words
+from tuning.runfile import read_run
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
-
-RUNS = "runs"
-CACHE = ".cache"
 
 
 def option_name(outcome: str) -> str:
@@ -75,9 +68,9 @@ def campaign(
     """Measure every toolchain that this machine can run, compare them, and say what was skipped and why."""
     survey = surveys.survey(python, engine_state())
     if resume:
-        run = _resume(resume, (), survey.python, None, 0)
+        run = bench.resume(resume, (), survey.python, None, 0)
     else:
-        run = _start(
+        run = bench.start(
             Request(
                 engine=survey.engine,
                 environments=tuple(Environment(name=name, python=survey.python) for name in read_toolchains()),
@@ -89,8 +82,8 @@ def campaign(
             ),
             output,
         )
-    _finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped))
-    return _code(run)
+    bench.finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped))
+    return bench.exit_code(run)
 
 
 @verb(
@@ -144,10 +137,12 @@ def bench_allreduce(
 ) -> ExitCode | None:
     """Measure allreduce candidates on a workload into a run file, and compare them."""
     if resume:
-        run = _resume(resume, tuple(parse_environment(t, python) for t in environment or ()), python, nccl, minutes)
+        run = bench.resume(
+            resume, tuple(parse_environment(t, python) for t in environment or ()), python, nccl, minutes
+        )
     else:
         where = python or surveys.default_python(engine)
-        run = _start(
+        run = bench.start(
             Request(
                 engine=engine,
                 environments=tuple(parse_environment(text, where) for text in environment or ["host"]),
@@ -169,8 +164,8 @@ def bench_allreduce(
             output,
             minutes,
         )
-    _finish(run, json=json)
-    return _code(run)
+    bench.finish(run, json=json)
+    return bench.exit_code(run)
 
 
 @verb(
@@ -198,7 +193,7 @@ def compare(
         raise InputError(
             f"--run was given {len(paths)} times", expected="one run file, or two", todo="name at most two"
         )
-    files = [read_run(Path(path)) for path in paths] or [_newest_run()]
+    files = [read_run(Path(path)) for path in paths] or [bench.newest_run()]
     first, last = files[0], files[-1]
     if bool(a) != bool(b):
         raise InputError(
@@ -216,9 +211,9 @@ def compare(
         warnings = tuple(line for file in files for line in comparing.run_warnings(file))
         shown = view.show_comparisons(comparisons, warnings)
     if json:
-        talk.put_json(_document(comparisons, first, warnings))
+        talk.put_json(bench.document(comparisons, first, warnings))
     else:
-        _show(shown, first)
+        bench.show(shown, first)
         talk.put(f"\nrun file: {', '.join(shown_path(file.path) for file in files)}")
     return ExitCode.ANSWER_IS_NO if wanted & view.outcomes(comparisons, any_size=any_size) else None
 
@@ -231,98 +226,6 @@ def _outcomes(names: str) -> set[Outcome]:
             f"--fail-on names {', '.join(unknown)}", expected=f"a comma list of {', '.join(known)}", todo="correct it"
         )
     return {known[name] for name in wanted}
-
-
-def _start(request: Request, output: str, minutes: int = 0) -> Run:
-    plan = make_plan(request, ROOT / CACHE)
-    path = Path(output) if output else campaigns.new_run_path(ROOT / RUNS, plan.benchmark)
-    with talk.track("preparing") as progress:
-        engine = ENGINES[plan.engine]()
-        return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
-
-
-def _resume(path: str, environments: tuple[Environment, ...], python: str, nccl: list[str] | None, minutes: int) -> Run:
-    allowed = ("--resume", "--json", "--minutes", "--environment", "--python", "--nccl")
-    if given := [word for word in sys.argv[2:] if word.startswith("--") and not word.startswith(allowed)]:
-        raise InputError(
-            f"--resume together with {', '.join(given)}",
-            expected="no other option: the run file's own plan counts",
-            todo=f"leave the others out, or start a new run without --resume {path}",
-        )
-    name = read_run(Path(path)).header.plan.engine
-    known = campaigns.Known(
-        environments=environments,
-        python=python or surveys.default_python(name),
-        candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl or ()), ROOT / CACHE)),
-    )
-    with talk.track("preparing") as progress:
-        report = _reporter(progress, Path(path))
-        return campaigns.resume_run(Path(path), ENGINES[name](), report, known=known, minutes=minutes)
-
-
-def _finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
-    """Print what a run says, and for a campaign what was found and skipped."""
-    comparable = run.header.kind is Kind.MEASURED
-    overview = comparing.overview(run) if comparable else None
-    if json:
-        document = _document(overview.all if overview else [], run, overview.warnings if overview else ())
-        talk.put_json(document | ({} if found is None else {"found": found, "skipped": skipped}))
-        return
-    _show(view.show_overview(run, overview) if overview else view.show_statuses(run), run)
-    plan = run.header.plan
-    names = ", ".join(env.name for env in plan.environments)
-    talk.put(
-        f"\nmeasured: allreduce, engine {plan.engine}, {plan.ranks} ranks, {plan.launches} launches each of {names}"
-    )
-    for label, lines in (("machine: ", found or []), ("skipped: ", skipped or [])):
-        for line in lines:
-            talk.put(f"{label} {line}")
-    path = shown_path(run.path)
-    talk.put(f"run file: {path}")
-    if len(plan.candidates) > 2:
-        talk.put(f"next:     ./inv compare {plan.candidates[2].name} {plan.candidates[1].name} --run {path}")
-
-
-def _code(run: Run) -> ExitCode | None:
-    return ExitCode.FAILED if arms.failures(run) or not run.trials else None
-
-
-def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:
-    def report(step: campaigns.Step) -> None:
-        if step.launch is None:
-            talk.say(f"run file: {shown_path(path)}")
-            if step.done:
-                talk.say(f"already there: {step.done} of {step.total} launches")
-        progress.step(step.done, step.total, step.remark, lasting=step.finished)
-
-    return report
-
-
-def _newest_run() -> Run:
-    files = sorted(path for path in (ROOT / RUNS).glob("*.jsonl") if path.is_file())  # names begin with the time
-    if not files:
-        raise InputError(
-            f"there is no run file in {RUNS}/",
-            expected="one from an earlier run",
-            todo="./inv campaign makes one; or --run FILE",
-        )
-    return read_run(files[-1])
-
-
-def _show(shown: RenderableType, run: Run) -> None:
-    talk.put(shown)
-    if failed := arms.failures(run):
-        talk.put(view.show_failures(failed, run.launches))
-    talk.put(view.legend())
-
-
-def _document(comparisons: list[comparing.Comparison], run: Run, warnings: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "run": str(run.path),
-        "comparisons": [view.to_document(comparison) for comparison in comparisons],
-        "warnings": list(warnings),
-        "failures": view.failures_document(arms.failures(run), run.launches),
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- nodes

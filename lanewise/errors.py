@@ -1,7 +1,7 @@
 """Errors that a user sees, and the exit codes they end in.
 
 Every such error has three parts: what failed (with the value), what was expected (with the known choices), and what to
-do next. `tasks.py` is the one place that turns them into text on stderr and an exit code.
+do next. `lanewise.verbs.guarded` is the one place that turns them into text on stderr and an exit code.
 """
 
 from __future__ import annotations

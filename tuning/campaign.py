@@ -18,7 +18,8 @@ from tuning.engines import Engine, worker_identity
 from tuning.launch import run_launch
 from tuning.plan import Arm, Case, Environment, Launch, Plan, validate
 from tuning.provenance import describe_environment, make_header, node_record
-from tuning.runfile import Header, Run, RunWriter
+from tuning.runfile import Header, Run
+from tuning.runwriter import RunWriter
 from tuning.scratch import require_scratch, sweep_stale_scratch
 from tuning.trial import Status, Trial
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from lanewise.talk import printable
 from tuning.arms import Side, medians, middle
 from tuning.compare import CandidatesView, Comparison, Overview, Row
-from tuning.metrics import METRICS
+from tuning.metrics import METRICS, busbw
 from tuning.plan import Case
 from tuning.runfile import Run
 from tuning.stats import Judgement, Outcome
@@ -269,14 +269,14 @@ def to_document(comparison: Comparison) -> dict[str, Any]:
         "a_a": comparison.is_a_a,
         "margin": comparison.margin,
         "overall": _judgement_document(comparison.overall),
-        "messages": [_row_document(row) for row in comparison.rows],
+        "messages": [_row_document(row, comparison.a.run.header.plan.ranks) for row in comparison.rows],
         "differs": list(comparison.differs),
         "warnings": list(comparison.warnings),
         "notes": list(comparison.notes),
     }
 
 
-def _row_document(row: Row) -> dict[str, Any]:
+def _row_document(row: Row, ranks: int) -> dict[str, Any]:
     case, message = row.case, row.case.message
     return {
         "message": message.name,
@@ -286,6 +286,7 @@ def _row_document(row: Row) -> dict[str, Any]:
         "working_set": case.working_set,
         "a": row.a,
         "b": row.b,
+        "busbw": [None if us is None else busbw(message.bytes, us, ranks) for us in (row.a, row.b)],
         **_judgement_document(row.judgement),
     }
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lanewise.errors import InputError
+from lanewise.errors import ExitCode, InputError
 from tests.unit.makers import fake_candidate, fake_launch, fake_plan, fake_run, fake_trial
 from tuning import compare_view as view
 from tuning.arms import failures
+from tuning.bench import exit_code
 from tuning.compare import compare_names, overview
 from tuning.runfile import Kind, Run
 from tuning.stats import Outcome
@@ -191,6 +192,7 @@ def test_the_document_is_json_with_units_and_direction() -> None:
     document = json.loads(json.dumps(view.to_document(compare_names(run, "default", run, "ring")[0]), allow_nan=False))
     assert (document["unit"], document["direction"], document["margin"]) == ("us", "lower is better", 0.1)
     assert [row["bytes"] for row in document["messages"]] == [64, 4096]
+    assert document["messages"][1]["busbw"][0] == pytest.approx(4096 / 90 / 1e3, rel=0.01), "2 ranks: busbw is algbw"
 
 
 def test_a_busy_machine_is_warned_about_once() -> None:
@@ -214,3 +216,27 @@ def test_rounds_of_one_launch_pair_so_that_a_burst_of_load_cancels() -> None:
     assert b.log_ratio_to(a) == pytest.approx(math.log(1.05))
     elsewhere = replace(b, launch="other")
     assert elsewhere.log_ratio_to(a) == pytest.approx(math.log(elsewhere.median / a.median))
+
+
+def test_what_cannot_run_here_is_an_answer_and_what_broke_is_a_failure() -> None:
+    run = fake_run(BOTH, flat)
+    assert exit_code(run) is None
+
+    def ring_is(status: Status) -> Run:
+        trials = (replace(t, status=status, samples=()) if t.candidate == "ring" else t for t in run.trials)
+        return replace(run, trials=tuple(trials))
+
+    assert exit_code(ring_is(Status.UNSUPPORTED)) is None
+    assert exit_code(ring_is(Status.CRASHED)) is ExitCode.FAILED
+    assert exit_code(replace(run, trials=())) is ExitCode.FAILED
+
+
+def test_modes_and_working_sets_are_never_put_into_one_mean() -> None:
+    plan = replace(fake_plan(candidates=CANDIDATES[:2], launches=4), modes=("graph", "eager"))
+    run = fake_run(plan, flat)
+    both = tuple(replace(t, mode=mode) for t in run.trials for mode in plan.modes)
+    run = replace(run, trials=both)
+    found = compare_names(run, "default", run, "ring")
+    assert [{row.case.mode for row in comparison.rows} for comparison in found] == [{"graph"}, {"eager"}]
+    assert "(graph)" in text(view.show(found[0]))
+    assert text(view.show_overview(run, overview(run))).count("candidates against default") == 2

@@ -10,7 +10,8 @@ import pytest
 
 from lanewise.errors import ExitCode, InputError, LanewiseError
 from tests.unit.makers import fake_header, fake_launch, fake_plan, fake_trial
-from tuning.runfile import RunWriter, read_run
+from tuning.runfile import read_run
+from tuning.runwriter import RunWriter
 from tuning.trial import Status, to_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,7 @@ def test_an_existing_file_is_never_overwritten(run_path: Path) -> None:
 
 def test_two_writers_are_refused_also_from_another_process(run_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tuning.runfile import RunWriter\n"
+        "import sys; from pathlib import Path; from tuning.runwriter import RunWriter\n"
         "try:\n    RunWriter.resume(Path(sys.argv[1]))\n"
         "except Exception as error:\n    print(error); raise SystemExit(error.exit_code)"
     )

@@ -1,0 +1,140 @@
+"""Between a verb and the machinery: starts or goes on with a run, tells progress, prints what came of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from lanewise import talk
+from lanewise.errors import ExitCode, InputError
+from lanewise.files import shown_path
+from tuning import arms
+from tuning import campaign as campaigns
+from tuning import compare as comparing
+from tuning import compare_view as view
+from tuning import survey as surveys
+from tuning.candidates import CANDIDATES
+from tuning.engines import ENGINES
+from tuning.plan import Environment
+from tuning.provenance import ROOT
+from tuning.request import Request, further_nccl, make_plan
+from tuning.runfile import Kind, Run, read_run
+from tuning.trial import Status
+
+RUNS = ROOT / "runs"
+CACHE = ROOT / ".cache"
+
+
+def start(request: Request, output: str, minutes: int = 0) -> Run:
+    """Measure what was asked for, into a new run file; with progress.
+
+    Raises:
+        InputError, LanewiseError: as `make_plan` and `start_run`.
+    """
+    plan = make_plan(request, CACHE)
+    path = Path(output) if output else campaigns.new_run_path(RUNS, plan.benchmark)
+    with talk.track("preparing") as progress:
+        engine = ENGINES[plan.engine]()
+        return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
+
+
+def resume(path: str, environments: tuple[Environment, ...], python: str, nccl: list[str] | None, minutes: int) -> Run:
+    """Go on with a run file; environments, interpreter and NCCL libraries are what the user vouches for.
+
+    Raises:
+        InputError, LanewiseError: as `resume_run`.
+    """
+    allowed = ("--resume", "--json", "--minutes", "--environment", "--python", "--nccl")
+    if given := [word for word in sys.argv[2:] if word.startswith("--") and not word.startswith(allowed)]:
+        raise InputError(
+            f"--resume together with {', '.join(given)}",
+            expected="no other option: the run file's own plan counts",
+            todo=f"leave the others out, or start a new run without --resume {path}",
+        )
+    name = read_run(Path(path)).header.plan.engine
+    known = campaigns.Known(
+        environments=environments,
+        python=python or surveys.default_python(name),
+        candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl or ()), CACHE)),
+    )
+    with talk.track("preparing") as progress:
+        report = _reporter(progress, Path(path))
+        return campaigns.resume_run(Path(path), ENGINES[name](), report, known=known, minutes=minutes)
+
+
+def finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
+    """Print what a run says, and for a campaign what was found and skipped."""
+    comparable = run.header.kind is Kind.MEASURED
+    overview = comparing.overview(run) if comparable else None
+    if json:
+        shown = document(overview.all if overview else [], run, overview.warnings if overview else ())
+        talk.put_json(shown | ({} if found is None else {"found": found, "skipped": skipped}))
+        return
+    show(view.show_overview(run, overview) if overview else view.show_statuses(run), run)
+    plan = run.header.plan
+    names = ", ".join(env.name for env in plan.environments)
+    talk.put(
+        f"\nmeasured: allreduce, engine {plan.engine}, {plan.ranks} ranks, {plan.launches} launches each of {names}"
+    )
+    for label, lines in (("machine: ", found or []), ("skipped: ", skipped or [])):
+        for line in lines:
+            talk.put(f"{label} {line}")
+    path = shown_path(run.path)
+    talk.put(f"run file: {path}")
+    if len(plan.candidates) > 2:
+        talk.put(f"next:     ./inv compare {plan.candidates[2].name} {plan.candidates[1].name} --run {path}")
+
+
+def exit_code(run: Run) -> ExitCode | None:
+    """FAILED where a candidate broke, or nothing has numbers. One that cannot run here is an answer, not a failure."""
+    harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
+    broken = any(trial.status not in harmless for trial in run.trials)
+    return ExitCode.FAILED if broken or not any(trial.ok for trial in run.trials) else None
+
+
+def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:
+    def report(step: campaigns.Step) -> None:
+        if step.launch is None:
+            talk.say(f"run file: {shown_path(path)}")
+            if step.done:
+                talk.say(f"already there: {step.done} of {step.total} launches")
+        progress.step(step.done, step.total, step.remark, lasting=step.finished)
+
+    return report
+
+
+def newest_run() -> Run:
+    """The newest run file of this clone.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    files = sorted(path for path in RUNS.glob("*.jsonl") if path.is_file())  # names begin with the time
+    if not files:
+        raise InputError(
+            f"there is no run file in {shown_path(RUNS)}/",
+            expected="one from an earlier run",
+            todo="./inv campaign makes one; or --run FILE",
+        )
+    return read_run(files[-1])
+
+
+def show(shown: RenderableType, run: Run) -> None:
+    """Print comparisons, then what has no numbers, then what the columns mean."""
+    talk.put(shown)
+    if failed := arms.failures(run):
+        talk.put(view.show_failures(failed, run.launches))
+    talk.put(view.legend())
+
+
+def document(comparisons: list[comparing.Comparison], run: Run, warnings: tuple[str, ...]) -> dict[str, Any]:
+    """Comparisons and failures for --json."""
+    return {
+        "run": str(run.path),
+        "comparisons": [view.to_document(comparison) for comparison in comparisons],
+        "warnings": list(warnings),
+        "failures": view.failures_document(arms.failures(run), run.launches),
+    }
