@@ -6,9 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
-from docker.errors import DockerException
-
 _SECONDS = 5
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 
@@ -27,6 +24,9 @@ def engine_state() -> EngineState:
     # The SDK leaks a socket where it cannot connect, so the commonest case is not left to it.
     if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
         return EngineState(present=False, detail=f"no Docker engine: there is no {host}")
+    import docker  # noqa: PLC0415 - a quarter of a second that only a machine with an engine has to spend
+    from docker.errors import DockerException  # noqa: PLC0415
+
     try:
         client = docker.from_env(timeout=_SECONDS)
     except DockerException as error:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-# scipy.special alone: scipy.stats takes a second to import.
-from scipy.special import ndtr, stdtrit  # type: ignore[import-untyped, unused-ignore]  # untyped without scipy-stubs
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -64,7 +62,7 @@ def interval(x: npt.ArrayLike) -> Interval | None:
         centre = float(values[0] + np.mean(values - values[0]))  # exact for equal values
         half = t_quantile(0.975, n) * spread(values) / math.sqrt(n)
         return Interval(low=centre - half, high=centre + half, method="t")
-    tail = float(ndtr(-math.sqrt(n / (n - 1)) * t_quantile(0.975, n)))
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(0.975, n))
     low, high = _bootstrap(values, tail)
     return Interval(low=low, high=high, method="bootstrap")
 
@@ -77,6 +75,9 @@ def spread(x: Floats) -> float:
 @functools.cache
 def t_quantile(p: float, n: int) -> float:
     """Return the `p` quantile of Student's t for `n` launches (n - 1 degrees of freedom)."""
+    # Here, so that verbs that judge nothing do not wait for it; scipy.special, since scipy.stats takes a second more.
+    from scipy.special import stdtrit  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415
+
     return float(stdtrit(n - 1, p))
 
 

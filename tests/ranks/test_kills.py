@@ -34,13 +34,16 @@ def test_killed_at_20_random_moments_it_goes_on_and_leaves_nothing(tmp_path: Pat
     before, draw = set(Path("/dev/shm").iterdir()), random.Random(20)
     known: list[str] = []
     launches = 40
+    began = time.monotonic()
+    inv("bench-allreduce", *OPTIONS, "--launches", "1", "--output", str(tmp_path / "whole.jsonl")).communicate()
+    whole = time.monotonic() - began  # a start, one launch and an end, as fast as this machine is now
     for number in range(KILLS):
         resume = ["--resume", str(path)] if path.exists() and path.stat().st_size else None
         if resume is None:
             path.unlink(missing_ok=True)  # killed before its header was whole: there is nothing to go on with
         start = ["bench-allreduce", *(resume or [*OPTIONS, "--launches", str(launches), "--output", str(path)])]
         harness = inv(*start)
-        time.sleep(draw.uniform(0.2, 4.0))
+        time.sleep(draw.uniform(0.05, 1.4) * whole)
         harness.kill()
         harness.communicate()
         deadline = time.monotonic() + 10
