@@ -233,7 +233,7 @@ def test_found_through_a_link_and_through_path(ready: Project, tmp_path: Path) -
     (tmp_path / "bin" / "inv").symlink_to(ready.root / "inv")
     for command in ("bin/inv", "cd bin && PATH=.:$PATH && inv", f"cd '{ready.root}' && sh inv"):
         run = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=ready.env, capture_output=True, text=True)
-        assert json.loads(run.stdout)["argv"] == ["--search-root", str(ready.root)], run.stderr
+        assert json.loads(run.stdout)["argv"] == ["--search-root", str(ready.root), "--list"], run.stderr
 
 
 def test_settings_that_would_confuse_python_and_pip(tmp_path: Path) -> None:
