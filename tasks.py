@@ -68,7 +68,7 @@ def campaign(
     """Measure every toolchain that this machine can run, compare them, and say what was skipped and why."""
     survey = surveys.survey(python, engine_state())
     if resume:
-        run = bench.resume(resume, (), survey.python, None, 0)
+        run = bench.resume(resume, environments=[], python=python, nccl=[])
     else:
         run = bench.start(
             Request(
@@ -137,9 +137,7 @@ def bench_allreduce(
 ) -> ExitCode | None:
     """Measure allreduce candidates on a workload into a run file, and compare them."""
     if resume:
-        run = bench.resume(
-            resume, tuple(parse_environment(t, python) for t in environment or ()), python, nccl, minutes
-        )
+        run = bench.resume(resume, environments=environment or [], python=python, nccl=nccl or [], minutes=minutes)
     else:
         where = python or surveys.default_python(engine)
         run = bench.start(

@@ -84,19 +84,23 @@ def middle(values: Sequence[float]) -> float | None:
 
 def share_launches(a: Side, b: Side) -> bool:
     """Whether the two arms are measured in the same processes."""
-    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
-    return a.environment == b.environment and needs[a.candidate] == needs[b.candidate]
+    return a.environment == b.environment and _needs(a) == _needs(b)
 
 
 def candidate_differences(a: Side, b: Side) -> list[str]:
     """Environment variables that one of the two candidates needs and the other has not, in words."""
-    needs = {candidate.name: dict(candidate.process_environment) for candidate in a.run.header.plan.candidates}
-    before, after = needs[a.candidate], needs[b.candidate]
+    before, after = _needs(a), _needs(b)
     return [
         f"{name}: {before.get(name, 'not set')} / {after.get(name, 'not set')}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
+
+
+def _needs(side: Side) -> dict[str, str]:
+    """The variables that a side's candidate needs from process start."""
+    candidates = side.run.header.plan.candidates
+    return next(dict(c.process_environment) for c in candidates if c.name == side.candidate)
 
 
 def launch_jump(side: Side, cases: Iterable[Case]) -> float:

@@ -18,9 +18,8 @@ from tuning import compare_view as view
 from tuning import survey as surveys
 from tuning.candidates import CANDIDATES
 from tuning.engines import ENGINES
-from tuning.plan import Environment
 from tuning.provenance import ROOT
-from tuning.request import Request, further_nccl, make_plan
+from tuning.request import Request, further_nccl, make_plan, parse_environment
 from tuning.runfile import Kind, Run, read_run
 from tuning.trial import Status
 
@@ -41,8 +40,8 @@ def start(request: Request, output: str, minutes: int = 0) -> Run:
         return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
 
 
-def resume(path: str, environments: tuple[Environment, ...], python: str, nccl: list[str] | None, minutes: int) -> Run:
-    """Go on with a run file; environments, interpreter and NCCL libraries are what the user vouches for.
+def resume(path: str, *, environments: list[str], python: str, nccl: list[str], minutes: int = 0) -> Run:
+    """Go on with a run file; environments, interpreter and NCCL libraries, as typed, are what the user vouches for.
 
     Raises:
         InputError, LanewiseError: as `resume_run`.
@@ -55,10 +54,11 @@ def resume(path: str, environments: tuple[Environment, ...], python: str, nccl: 
             todo=f"leave the others out, or start a new run without --resume {path}",
         )
     name = read_run(Path(path)).header.plan.engine
+    where = python or surveys.default_python(name)  # of the run's engine: the same that its start took
     known = campaigns.Known(
-        environments=environments,
-        python=python or surveys.default_python(name),
-        candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl or ()), CACHE)),
+        environments=tuple(parse_environment(text, where) for text in environments),
+        python=where,
+        candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl), CACHE)),
     )
     with talk.track("preparing") as progress:
         report = _reporter(progress, Path(path))

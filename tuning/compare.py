@@ -42,7 +42,6 @@ class Row:
     """One case: medians over launches in the metric's unit, and the judgement of B against A."""
 
     case: Case
-    label: str
     a: float | None
     b: float | None
     judgement: Judgement
@@ -198,7 +197,7 @@ def _judge(a: Side, b: Side, cases: tuple[Case, ...]) -> Comparison:
         floors.append(_floor_pairs(a, case.key) if shared else pairs[-1])
         middles = [middle([pair[side].median for pair in pairs[-1].values()]) for side in (0, 1)]
         judgement = _judgement(plan.margin, pairs[-1:], floors[-1:], shared=shared)
-        rows.append(Row(case=case, label=plan.label(case), a=middles[0], b=middles[1], judgement=judgement))
+        rows.append(Row(case=case, a=middles[0], b=middles[1], judgement=judgement))
     overall = _judgement(plan.margin, pairs, floors, shared=shared)
     differs = between_environments(a.run.header, a.environment, b.environment) + candidate_differences(a, b)
     return Comparison(
@@ -262,7 +261,7 @@ def _describe(a: Side, b: Side, cases: tuple[Case, ...]) -> Comparison:
         value_b = middle([t.median for t in medians(b, other.key).values()]) if other else None
         ratio = value_b / value_a if value_a and value_b else None
         judgement = _not_comparable(ratio, why)
-        rows.append(Row(case=case, label=plan.label(case), a=value_a, b=value_b, judgement=judgement))
+        rows.append(Row(case=case, a=value_a, b=value_b, judgement=judgement))
     ratios = [row.judgement.ratio for row in rows if row.judgement.ratio]
     overall = _not_comparable(statistics.geometric_mean(ratios) if ratios else None, why)
     return Comparison(

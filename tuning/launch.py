@@ -38,7 +38,7 @@ def run_launch(
         engine: how ranks start.
         plan: the run it belongs to.
         launch: what to run.
-        redact: applied to everything stored.
+        redact: applied to everything stored; the log applies it to what the worker says.
         doing: told, a few times a second, what the ranks are busy with.
     """
     command = engine.command(plan, launch)
@@ -66,7 +66,7 @@ def run_launch(
             repetition=launch.repetition,
             launch=identifier,
             status=result.status,
-            reason=redact(result.reason),
+            reason=result.reason,
             samples=result.samples,
             choice=result.choice,
         )
@@ -82,7 +82,7 @@ def run_launch(
         seconds=round(time.monotonic() - clock, 3),
         busy=busy,
         libraries=log.libraries,
-        output=() if all(trial.ok for trial in trials) else tuple(redact.all(log.tail)),
+        output=() if all(trial.ok for trial in trials) else tuple(log.tail),
     )
     return LaunchOutcome(record=record, trials=trials)
 

@@ -154,11 +154,6 @@ class Plan:
         more = [(cases[0].mode, self.modes), (cases[0].working_set, self.working_sets)]
         return ", ".join(value for value, values in more if len(values) > 1)
 
-    def label(self, case: Case) -> str:
-        """The shortest name that tells a case from the run's others."""
-        more = [(case.mode, self.modes), (case.working_set, self.working_sets)]
-        return " ".join([case.message.name, *(value for value, values in more if len(values) > 1)])
-
     def launch_label(self, launch: Launch) -> str:
         """A launch's name for people: environment, repetition, and its candidates where groups differ."""
         several = len(self._groups()) > 1

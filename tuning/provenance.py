@@ -93,6 +93,12 @@ def node_record(root: str = "") -> dict[str, Any]:
     return record
 
 
+def gpu_count() -> int:
+    """How many NVIDIA GPUs this machine has, by its node record; 0 where that cannot be told."""
+    gpus = node_record().get("gpus")
+    return len(gpus) if isinstance(gpus, list) else 0
+
+
 def toolkit_revision() -> dict[str, Any]:
     """Version and git revision of this toolkit, and whether its tree holds uncommitted changes; null where unknown."""
     revision = _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])

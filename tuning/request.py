@@ -14,7 +14,7 @@ from lanewise.redact import Redactor, is_secret
 from tuning.candidates import BASELINE, Candidate, nccl_candidate, select_candidates
 from tuning.nccl_library import find_nccl
 from tuning.plan import MARGINS, Environment, Plan, validate
-from tuning.provenance import node_record
+from tuning.provenance import gpu_count
 from tuning.workload import load_workload
 
 _MPI_RANKS = 4
@@ -146,11 +146,9 @@ def further_nccl(specs: tuple[str, ...], cache: Path) -> tuple[Candidate, ...]:
 
 
 def _gpu_ranks(request: Request) -> int:
-    gpus = node_record().get("gpus")
-    count = len(gpus) if isinstance(gpus, list) else 0
     if request.shared_gpu:
         return 2
-    if count < 2:
+    if (count := gpu_count()) < 2:
         raise InputError(
             f"this machine has {count} NVIDIA GPUs",
             expected="two or more, one a rank",

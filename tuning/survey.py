@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuning.provenance import node_record
+from tuning.provenance import gpu_count
 from tuning.pythons import find_cuda_python
 
 
@@ -48,8 +48,7 @@ def survey(python: str, containers: EngineState) -> Survey:
         python: interpreter for ranks on GPUs that the user named, or "".
         containers: what is known of the container engine.
     """
-    gpus = node_record().get("gpus")
-    count = len(gpus) if isinstance(gpus, list) else 0
+    count = gpu_count()
     cuda_python = (python or find_cuda_python()) if count >= 2 else None
     found = [f"{count} NVIDIA GPUs" if count else "no NVIDIA GPU", containers.detail]
     skipped = []

@@ -168,3 +168,16 @@ def test_the_verbs_as_a_user_calls_them(tmp_path: Path) -> None:
     resumed = inv("bench-allreduce", "--resume", "out/r.jsonl")
     assert resumed.returncode == 0
     assert len(read_run(tmp_path / "out/r.jsonl").trials) == 3 * 4 * 2
+
+
+def test_a_run_with_variables_of_its_own_goes_on_when_they_are_named_again(tmp_path: Path) -> None:
+    def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "bench-allreduce", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+
+    named = ("--environment", "tcp OMPI_MCA_btl=self,tcp")
+    options = ("--ranks", "2", "--candidates", "default", "--rounds", "2", "--launches", "1", "--output", "r.jsonl")
+    assert bench(*named, *options).returncode == 0
+    alone = bench("--resume", "r.jsonl")
+    assert (alone.returncode, "would run environment tcp" in alone.stderr) == (2, True)
+    assert bench("--resume", "r.jsonl", *named).returncode == 0

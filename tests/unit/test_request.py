@@ -9,7 +9,7 @@ import pytest
 
 from images.engine import engine_state
 from lanewise.errors import InputError, LanewiseError
-from tuning import pythons, request, survey
+from tuning import provenance, pythons, survey
 from tuning.engines import ENGINES
 from tuning.nccl_library import find_nccl
 from tuning.plan import Environment
@@ -24,8 +24,7 @@ def asked(**changes: object) -> Request:
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    for module in (request, survey):
-        monkeypatch.setattr(module, "node_record", lambda: {"gpus": [{"index": n} for n in range(count)]})
+    monkeypatch.setattr(provenance, "node_record", lambda: {"gpus": [{"index": n} for n in range(count)]})
 
 
 def test_mpi_takes_four_ranks_eager_and_its_margin(tmp_path: Path) -> None:
@@ -40,7 +39,7 @@ def test_cuda_takes_a_rank_a_gpu_and_all_cases(tmp_path: Path, monkeypatch: pyte
     plan = make_plan(asked(engine="cuda"), tmp_path)
     assert (plan.ranks, len(plan.cases), plan.margin) == (8, 8, 0.05)
     assert not [c for c in plan.candidates if "ll128" in c.name], "LL128 can corrupt data: only where it is named"
-    assert plan.label(plan.cases[0]) == "baseline graph warm"
+    assert (plan.cases[0].message.name, plan.kind(plan.slices[0])) == ("baseline", "graph, warm")
     groups = {launch.group: sorted(launch.process_environment) for launch in plan.schedule()}
     assert groups == {0: [], 1: ["NCCL_P2P_DISABLE"], 2: ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]}
 
