@@ -48,6 +48,7 @@ def write_atomic(path: Path, text: str) -> None:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
+                os.fchmod(handle, path.stat().st_mode & 0o777 if path.exists() else 0o644)  # mkstemp gives 0600
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
