@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +64,6 @@ def effective_settings(
     A file that cannot be read is reported as a setting named after it with the value "unknown". Values pass through
     `redact`; those of names that are a secret's are never told.
     """
-
-    def shown(name: str, value: str) -> str:
-        return "<redacted>" if is_secret(name) else redact(value)
-
     places: list[tuple[str, Mapping[str, str]]] = [("environment", environment)]
     unread: list[NcclSetting] = []
     for path in files:
@@ -78,10 +74,21 @@ def effective_settings(
             continue
         except OSError as error:
             unread.append(NcclSetting(name=str(path), value="unknown", source=f"cannot be read: {error.strerror}"))
+    return (*merged_settings(places, redact), *unread)
+
+
+def merged_settings(
+    places: Sequence[tuple[str, Mapping[str, str]]], redact: Callable[[str], str] = str
+) -> tuple[NcclSetting, ...]:
+    """The NCCL_ variables that places set, sorted by name; the first that sets one wins. Values as above."""
+
+    def shown(name: str, value: str) -> str:
+        return "<redacted>" if is_secret(name) else redact(value)
+
     names = sorted({name for _, settings in places for name in settings if name.startswith("NCCL_")})
     found = []
     for name in names:
         (source, value), *rest = [(place, settings[name]) for place, settings in places if name in settings]
         hidden = tuple(f"{place}: {shown(name, lost)}" for place, lost in rest)
         found.append(NcclSetting(name=name, value=shown(name, value), source=source, hidden=hidden))
-    return (*found, *unread)
+    return tuple(found)
