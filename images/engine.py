@@ -1,46 +1,7 @@
-"""The container engine, as far as anybody needs to know whether there is one."""
+"""The container engine's state; `lanewise.engine` holds it, for tuning/ asks it, too."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from lanewise.engine import EngineState, engine_state
 
-_SECONDS = 5
-_DEFAULT_HOST = "unix:///var/run/docker.sock"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineState:
-    """Whether a container engine answers, and its version or the reason why not."""
-
-    present: bool
-    detail: str
-
-
-def engine_state() -> EngineState:
-    """Ask the Docker engine that DOCKER_HOST or the default socket names; takes at most a few seconds."""
-    host = os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
-    # The SDK leaks a socket where it cannot connect, so the commonest case is not left to it.
-    if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
-        return EngineState(present=False, detail=f"no Docker engine: there is no {host}")
-    import docker  # noqa: PLC0415 - a quarter of a second that only a machine with an engine has to spend
-    from docker.errors import DockerException  # noqa: PLC0415
-
-    try:
-        client = docker.from_env(timeout=_SECONDS)
-    except DockerException as error:
-        return EngineState(present=False, detail=f"no Docker engine answers ({_cause(error)})")
-    try:
-        return EngineState(present=True, detail=f"Docker engine {client.version()['Version']}")
-    except (DockerException, OSError, KeyError) as error:
-        return EngineState(present=False, detail=f"no Docker engine answers ({_cause(error)})")
-    finally:
-        client.close()
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost message: the SDK wraps a socket's error four times."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return str(error)[:120]
+__all__ = ["EngineState", "engine_state"]

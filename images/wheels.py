@@ -1,0 +1,121 @@
+"""Wheels of the lock, fetched once and kept by their hash; every use checks the hash again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from images.lock import LockedWheel
+from images.resolve import platform_tags
+from lanewise.errors import LanewiseError
+from lanewise.files import writing
+
+_SECONDS = 1800
+_HASH_WORDS = "DO NOT MATCH THE HASHES"
+
+
+class WheelError(LanewiseError):
+    """One wheel cannot be had; others may be."""
+
+
+def cache_folder() -> Path:
+    """Where fetched wheels are kept: `.cache/wheels` of the clone, or below LANEWISE_CACHE, which clones can share."""
+    return Path(os.environ.get("LANEWISE_CACHE") or Path(__file__).parents[1] / ".cache") / "wheels"
+
+
+def kept(wheel: LockedWheel) -> Path:
+    """Where a wheel lies once it was fetched."""
+    return cache_folder() / wheel.sha256 / wheel.file
+
+
+def check(wheels: Sequence[LockedWheel]) -> dict[str, WheelError]:
+    """Which kept wheels are not what the lock says, by distribution; hashes are computed in parallel."""
+    with ThreadPoolExecutor() as pool:
+        found = zip(wheels, pool.map(_fault, wheels), strict=True)
+        return {wheel.name: fault for wheel, fault in found if fault}
+
+
+def _fault(wheel: LockedWheel) -> WheelError | None:
+    path = kept(wheel)
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return WheelError(
+            f"wheel {path} cannot be read ({error.strerror})",
+            expected="a readable file",
+            todo="remove it and call again",
+        )
+    if found == wheel.sha256:
+        return None
+    return WheelError(
+        f"wheel {path} has sha256 {found}",
+        expected=f"{wheel.sha256}, as the lock says",
+        todo="remove it and call again: it is fetched anew; if that does not help, the index has another file",
+    )
+
+
+def fetch(wheel: LockedWheel, python: str) -> None:
+    """Fetch a wheel with pip, which checks its hash; where it is kept already, nothing happens.
+
+    Args:
+        wheel: what to fetch.
+        python: the Python that it is for, e.g. "3.12".
+
+    Raises:
+        WheelError: the index does not have it, has another file under its name, or does not answer.
+        LanewiseError: there is no room, or the cache cannot be written to.
+    """
+    target = kept(wheel)
+    if target.exists():
+        return
+    with writing(target):
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_folder()) as folder:
+            wanted = Path(folder, "wanted.txt")
+            wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+            _download(["--require-hashes", "-r", str(wanted)], Path(folder), python, wheel)
+            target.parent.mkdir(exist_ok=True)
+            Path(folder, wheel.file).replace(target)
+
+
+def _download(what: list[str], folder: Path, python: str, wheel: LockedWheel) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--dest", str(folder),
+               "--only-binary", ":all:", "--implementation", "cp", "--python-version", python,
+               *(word for tag in platform_tags() for word in ("--platform", tag)), *what]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, env=_environment(), capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _unfetched(wheel, f"no end within {_SECONDS} s") from None
+    if done.returncode:
+        message = " ".join(done.stderr.split())
+        if _HASH_WORDS in message:
+            raise WheelError(
+                f"the index has a {wheel.file} with another hash than the lock",
+                expected=f"sha256 {wheel.sha256}",
+                todo="if the index is trusted, run ./inv lock again; if not, find out who changed the file",
+            )
+        raise _unfetched(wheel, message[-400:])
+    if not Path(folder, wheel.file).exists():
+        raise _unfetched(wheel, f"pip chose another file of {wheel.name} {wheel.version}")
+
+
+def _environment() -> Mapping[str, str]:
+    """The user's, without constraints: they are for what is installed on this machine."""
+    return {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | {"PIP_CONSTRAINT": ""}
+
+
+def _unfetched(wheel: LockedWheel, why: str) -> WheelError:
+    return WheelError(
+        f"cannot fetch {wheel.name} {wheel.version}: {why}",
+        expected=f"{wheel.file} on the Python index that pip knows",
+        todo="check the network and pip's index settings; ./inv lock --check tells whether the index still has it",
+    )
