@@ -95,6 +95,14 @@ class Track:
             say(f"[{done}/{total}] {remark}")
 
 
+    def remark(self, text: str) -> None:
+        """Tell what is done, where nobody knows how much there is to do."""
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, description=printable(text))
+        else:
+            say(text)
+
+
 @contextmanager
 def track(what: str) -> Iterator[Track]:
     """Show the progress of a job while the block runs."""

@@ -1,0 +1,1 @@
+wheel pack --dest-dir "$out" .

@@ -1,0 +1,287 @@
+"""What is asked of the engine in more than one place: look up, run once, build; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from images.engine_errors import asking, no_space, refused, short
+from lanewise.errors import LanewiseError
+from lanewise.files import writing
+from lanewise.redact import Redactor
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+    from docker.models.images import Image
+
+Progress = Callable[[str], None]
+"""Told in a line what is done."""
+
+BUILD_LABEL = "lanewise.build"
+"""On what exists only while the image of that plan is built: containers, and stages that are not the image."""
+PID_LABEL = "lanewise.pid"
+PLAN_LABEL = "lanewise.plan"
+"""On finished images, and on those that are still to be checked."""
+_SECONDS_SILENT = 1800
+"""A step says nothing while it copies; 10 GB from stage to stage take minutes on a slow disk."""
+_SECONDS_TO_LET_GO = 15
+_LAST_LINES = 12
+_MOST_SHOWN = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What a program in a container said.
+
+    Attributes:
+        code: its exit code.
+        output: its standard output.
+        errors: the end of its standard error, as one line.
+    """
+
+    code: int
+    output: str
+    errors: str
+
+
+def present(name: str, client: DockerClient) -> Image | None:
+    """The image of that name or id, if the engine has it."""
+    from docker.errors import ImageNotFound  # noqa: PLC0415 - as in images/engine.py
+
+    with asking(f"look for the image {name[:100]}"):
+        try:
+            return client.images.get(name)
+        except ImageNotFound:
+            return None
+
+
+def run_once(client: DockerClient, image: str, command: Sequence[str], *, key: str = "", seconds: int = 900) -> Ran:
+    """Run a program in a container of its own, without network, GPU and privileges; the container is removed.
+
+    Args:
+        client: the engine.
+        image: what the container is made of.
+        command: the program and its arguments.
+        key: of the plan that it is run for.
+        seconds: after which it is killed.
+
+    Raises:
+        UnreachableError, LanewiseError: the engine does not answer, refuses, or the program does not end.
+    """
+    what = f"run {command[0]} in {image[:60]}"
+    with asking(what):
+        container = client.containers.create(
+            image,
+            command=list(command[1:]),
+            entrypoint=[command[0]],
+            labels={BUILD_LABEL: key, PID_LABEL: str(os.getpid())},
+            network_mode="none",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+        )
+        try:
+            container.start()
+            code = _code(container, seconds)
+            output = container.logs(stdout=True, stderr=False)
+            errors = container.logs(stdout=False, stderr=True, tail=_LAST_LINES)
+        finally:
+            container.remove(force=True, v=True)
+    return Ran(code=code, output=output.decode(errors="replace"), errors=short(errors.decode(errors="replace")))
+
+
+def _code(container: Container, seconds: int) -> int:
+    from requests.exceptions import RequestException  # noqa: PLC0415 - as in images/engine.py
+
+    try:
+        return int(container.wait(timeout=seconds)["StatusCode"])
+    except RequestException as error:  # of sockets, the SDK tells a timeout as a lost connection
+        if "timed out" not in str(error):
+            raise
+        raise LanewiseError(
+            f"a program in a container did not end within {seconds} s, and was killed",
+            expected="an end",
+            todo="see what the machine is busy with, and call again",
+        ) from error
+
+
+def build(
+    client: DockerClient,
+    context: Iterable[bytes],
+    *,
+    what: str,
+    arguments: Mapping[str, str],
+    network: str,
+    progress: Progress,
+    tag: str | None = None,
+) -> str:
+    """Build a Dockerfile with the classic builder, which every engine's API and the SDK have.
+
+    Args:
+        client: the engine.
+        context: a tar archive with `Dockerfile` in it, in pieces.
+        what: what is built, as in "cannot <what>".
+        arguments: of the build.
+        network: of its steps: "none" or "default".
+        progress: is told each line of the builder.
+        tag: the image's name; none where it is to be checked first.
+
+    Returns:
+        The image's id.
+
+    Raises:
+        UnreachableError, LanewiseError: the engine stops answering, or a step fails.
+    """
+    lines: deque[str] = deque(maxlen=_LAST_LINES)
+    image = ""
+    with asking(what), _closed_answers(client):
+        events: Iterable[Mapping[str, Any]] = client.api.build(
+            fileobj=context,  # type: ignore[arg-type]  # requests takes any iterable of bytes
+            custom_context=True,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            buildargs=dict(arguments),
+            network_mode=network,
+            use_config_proxy=network != "none",
+            timeout=_SECONDS_SILENT,
+            tag=tag,
+        )
+        for event in events:
+            if "error" in event:
+                raise _failed_step(what, str(event["error"]), list(lines))
+            image = str(event.get("aux", {}).get("ID") or image)
+            for line in str(event.get("stream", "")).splitlines():
+                if line.strip():
+                    lines.append(line.strip())
+                    progress(Redactor({})(line.strip())[:_MOST_SHOWN])
+    if not image:
+        raise refused(what, "the engine ended the build and named no image")
+    return image
+
+
+def _failed_step(what: str, error: str, lines: Sequence[str]) -> LanewiseError:
+    """What the engine says names the command alone; what the command said comes before it."""
+    if full := next((text for text in (error, *lines) if no_space(text)), ""):
+        return refused(what, full)
+    step = next((line.partition(" :")[0] for line in reversed(lines) if line.startswith("Step ")), "a step")
+    said = [line for line in lines if not line.startswith(("Step ", "--->", "Removing intermediate"))]
+    return LanewiseError(
+        f"cannot {what}: {step} failed: {short(' / '.join(said)) or short(error)}",
+        expected="every step of the generated Dockerfile to succeed",
+        todo="read what the step said; the Dockerfile is kept, and can be run by hand",
+    )
+
+
+@contextmanager
+def _closed_answers(client: DockerClient) -> Iterator[None]:
+    """Close what the engine is answering when the block is left.
+
+    The engine goes on with a build until its connection is closed, and the SDK keeps the response to itself.
+    """
+    answers: list[Any] = []
+
+    def keep(answer: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401 - requests' hook
+        answers.append(answer)
+
+    hooks = client.api.hooks["response"]
+    hooks.append(keep)
+    try:
+        yield
+    finally:
+        hooks.remove(keep)
+        for answer in answers:
+            answer.close()
+
+
+@contextmanager
+def alone(key: str, cache: Path) -> Iterator[None]:
+    """Keep other runs from building the same plan at the same time; a run that is killed lets go by itself.
+
+    Raises:
+        LanewiseError: another run is at it.
+    """
+    path = _lock_path(key, cache)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LanewiseError(
+                f"the image of plan {key[:12]} is being built by another run",
+                expected="one run a plan at a time",
+                todo="wait for the other; then this one finds the image",
+            ) from error
+        yield
+
+
+def _lock_path(key: str, cache: Path) -> Path:
+    return cache / "building" / f"{key}.lock"
+
+
+def _is_building(key: str, cache: Path) -> bool:
+    try:
+        with _lock_path(key, cache).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def remove_leftovers(client: DockerClient, cache: Path) -> None:
+    """Remove what killed runs left in the engine: containers and stages of plans that nobody is building now."""
+    with asking("list what killed runs left"):
+        containers = client.containers.list(all=True, filters={"label": BUILD_LABEL}, ignore_removed=True)
+        stages = client.images.list(filters={"label": BUILD_LABEL, "dangling": True})
+    keys = {str(container.labels[BUILD_LABEL]) for container in containers}
+    keys |= {str(stage.labels[BUILD_LABEL]) for stage in stages}
+    for key in keys:
+        if not _is_building(key, cache):
+            _remove_of(key, client, BUILD_LABEL)
+
+
+def remove_untagged(key: str, client: DockerClient) -> None:
+    """Remove what building a plan's image made beside a tagged image: stages, their containers, images that failed.
+
+    Only for whoever holds `alone(key)`.
+    """
+    _remove_of(key, client, BUILD_LABEL)
+    _remove_of(key, client, PLAN_LABEL)
+
+
+def _remove_of(key: str, client: DockerClient, label: str) -> None:
+    """Remove untagged images with this label, and the build's containers; the engine may need a moment to let go."""
+    from docker.errors import DockerException  # noqa: PLC0415 - as in images/engine.py
+
+    until = time.monotonic() + _SECONDS_TO_LET_GO
+    while time.monotonic() < until:
+        with asking(f"remove what is left of building {key[:12]}"):
+            building = client.containers.list(all=True, filters={"label": f"{BUILD_LABEL}={key}"}, ignore_removed=True)
+            containers = [container for container in building if not _owner_lives(container.labels)]
+            images = client.images.list(filters={"label": f"{label}={key}", "dangling": True})
+        if not (containers or images):
+            return
+        for thing in containers:
+            with suppress(DockerException):
+                thing.remove(force=True, v=True)
+        for image in images:
+            with suppress(DockerException):
+                client.images.remove(str(image.id))
+        time.sleep(0.2)
+
+
+def _owner_lives(labels: Mapping[str, str]) -> bool:
+    """Whether a container has an owner that removes it itself; those of the classic builder have none."""
+    pid = labels.get(PID_LABEL, "")
+    return pid.isdigit() and pid != str(os.getpid()) and Path("/proc", pid).exists()
