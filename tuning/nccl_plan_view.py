@@ -16,6 +16,7 @@ from tuning.nccl_lint import Remark
 from tuning.nccl_plan import NcclOutcome, NcclPlan, changes
 from tuning.nccl_reading import reading
 from tuning.nccl_transport import PairTransport
+from tuning.workload import short
 
 _MOST_CHANGES = 4
 _PRICES = "What NCCL takes, and its prices in us (in brackets: what it may not take)"
@@ -39,7 +40,7 @@ def show(plan: NcclPlan) -> RenderableType:
 
 def show_remarks(remarks: Sequence[Remark]) -> str:
     """A line for each remark; "" for none."""
-    return "\n".join(f"{remark.name}={remark.value}: {remark.gravity}: {remark.says}" for remark in remarks)
+    return "\n".join(f"{r.name} is {short(r.value)}: {r.gravity}: {r.says}" for r in remarks)
 
 
 def remarks_document(remarks: Sequence[Remark]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from tuning.nccl_plan import NcclOutcome, NcclPlan
 _DECODE_BYTES = 1 << 16
 """Messages of decoding and verifying a few tokens are below this."""
 _LIMITS = (
-    "A price ranks NCCL's choices, and knows nothing of host memory in place of P2P, ACS, IOMMU, launches outside a CUDA "
-    "graph, or ranks that wait for each other: a call that takes several times its price is slow for one of these."
+    "A price ranks NCCL's choices, and knows nothing of host memory in place of P2P, ACS, IOMMU, launches outside a "
+    "CUDA graph, or ranks that wait for each other: a call that takes several times its price is slow for one of these."
 )
 
 
@@ -35,16 +35,15 @@ def _failed(base: NcclOutcome, choice: Choice) -> str:
     begin = f"NCCL finds no {without} on this node"
     takes = f"{choice.cell} for {choice.size:,} B, on {_channels(choice.channels)}"
     if not (base.search.ring and base.search.ring.failed and base.model):
-        return f"{begin}, and gives the other no more channels than that: {takes}, priced at {choice.time_us:,.1f} us."
-    quick = min(base.model.cells, key=lambda cell: cell.latency_us)
-    slow = (
-        ""
-        if choice.cell == quick
-        else (
+        return (
+            f"{begin}, and gives both no more channels than that one has: {takes}, priced at {choice.time_us:,.1f} us."
+        )
+    quick, slow = min(base.model.cells, key=lambda cell: cell.latency_us), ""
+    if choice.cell != quick:
+        slow = (
             f" Its start and steps alone are priced at {choice.cell.latency_us:,.1f} us, those of {quick} at "
             f"{quick.latency_us:,.1f} us."
         )
-    )
     return (
         f"{begin}. It goes on around the GPUs in their order, with one channel that it takes for 0.1 GB/s. The prices "
         f"below are then no times, but they drive its choice: {takes}.{slow}"

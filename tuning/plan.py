@@ -21,6 +21,7 @@ WORKING_SETS = ("warm", "cold")
 MARGINS: Mapping[str, float] = {"mpi": 0.10, "cuda": 0.05}
 """Equivalence margin per engine: differences within it are "same". Fixed beforehand and stored in the run."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,299}", re.ASCII)
+_IMAGE = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,15 @@ class Environment:
 
     Attributes:
         name: the toolchain's or image's identifier.
-        python: interpreter that runs the worker.
+        python: interpreter that runs the worker; of an image, its path there.
         variables: environment variables set for its launches.
+        image: identifier ("sha256:...") of the container image that launches run in; "" for this machine itself.
     """
 
     name: str
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +202,7 @@ class Plan:
         """As it stands in a run file's header."""
         document = fields_of(self)
         document["workload"] = self.workload.to_dict()
-        document["environments"] = [fields_of(env) for env in self.environments]
+        document["environments"] = [_environment_fields(env) for env in self.environments]
         document["candidates"] = [fields_of(candidate) for candidate in self.candidates]
         return document
 
@@ -208,6 +211,13 @@ def fields_of(value: Environment | Candidate | Plan) -> dict[str, Any]:
     """The value's fields with mappings as plain dictionaries, as JSON wants them."""
     fields = {name: getattr(value, name) for name in value.__dataclass_fields__}
     return {name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()}
+
+
+def _environment_fields(environment: Environment) -> dict[str, Any]:
+    fields = fields_of(environment)
+    if not environment.image:
+        del fields["image"]  # as in run files from before there were images: their plans keep their identity
+    return fields
 
 
 def parse_plan(document: object) -> Plan:
@@ -258,6 +268,10 @@ def validate(plan: Plan) -> None:
             f"{', '.join(sorted(clash))} is an environment and a candidate",
             expected="names that differ",
             todo="rename it",
+        )
+    if wrong := [env.image for env in plan.environments if env.image and not _IMAGE.fullmatch(env.image)]:
+        raise InputError(
+            f"image {short(wrong[0])} is no identifier", expected="sha256: and 64 digits", todo="name it with --image"
         )
     _require_some("benchmark is", (plan.benchmark,), BENCHMARKS)
     _require_some("engine is", (plan.engine,), tuple(CANDIDATES))

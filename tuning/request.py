@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lanewise.errors import InputError
-from lanewise.redact import Redactor, is_secret
 from tuning.candidates import BASELINE, Candidate, nccl_candidate, select_candidates
 from tuning.nccl_library import find_nccl
 from tuning.plan import MARGINS, Environment, Plan, validate
@@ -21,8 +18,6 @@ _MPI_RANKS = 4
 _VISITS: Mapping[str, tuple[int, int]] = {"mpi": (40, 1), "cuda": (4, 8)}
 """Rounds, and samples a visit. On CPUs other work disturbs, so many short rounds pair best (docs/findings.md). On GPUs
 a visit's own cost (warm-up, reading back results) is large beside its samples, and nothing disturbs a graph."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,38 +53,6 @@ class Request:
     shared_gpu: bool = False
 
 
-def parse_environment(text: str, python: str) -> Environment:
-    """An environment from "NAME [python=PATH] [VARIABLE=VALUE ...]", words as a shell splits them.
-
-    Raises:
-        InputError: no name, a name that is not allowed, or a word that is no assignment.
-    """
-    try:
-        name, *settings = shlex.split(text) or [""]
-    except ValueError as error:
-        raise _bad_environment(text, str(error)) from error
-    if not _NAME.fullmatch(name):
-        raise _bad_environment(text, f"{name!r} is no name")
-    if wrong := [word for word in settings if not _ASSIGNMENT.match(word)]:
-        raise _bad_environment(text, f"{wrong[0]!r} is no assignment")
-    variables = dict(word.split("=", 1) for word in settings)
-    if hidden := [name for name, value in variables.items() if is_secret(name) or Redactor({})(value) != value]:
-        raise InputError(
-            f"--environment gives {', '.join(hidden)}, which looks like a secret",
-            expected="nothing that must not stand in a run file",
-            todo="set it in the environment of ./inv: ranks inherit that, and it is not stored",
-        )
-    return Environment(name=name, python=variables.pop("python", python), variables=variables)
-
-
-def _bad_environment(text: str, why: str) -> InputError:
-    return InputError(
-        f"--environment is {text!r}: {why}",
-        expected="\"NAME [python=PATH] [VARIABLE=VALUE ...]\", the name of letters, digits, '.', '_' and '-'",
-        todo='for example --environment "tcp OMPI_MCA_btl=self,tcp"',
-    )
-
-
 def words(text: str) -> tuple[str, ...]:
     """The words of a comma list."""
     return tuple(word.strip() for word in text.split(","))
@@ -106,6 +69,12 @@ def make_plan(request: Request, cache: Path) -> Plan:
         InputError: unknown names, values out of range, or options of another engine.
         LanewiseError: an NCCL release cannot be fetched.
     """
+    if request.nccl and (contained := [env.name for env in request.environments if env.image]):
+        raise InputError(
+            f"--nccl together with images ({', '.join(contained)})",
+            expected="environments of this machine: a library of this machine is not there in an image",
+            todo="leave --nccl out, or measure an image that holds that NCCL",
+        )
     candidates = (*select_candidates(request.engine, request.candidates), *further_nccl(request.nccl, cache))
     on_gpus = request.engine == "cuda"
     if not on_gpus and (given := [n for n in ("nccl", "allow_ll128", "shared_gpu") if getattr(request, n)]):

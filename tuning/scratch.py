@@ -61,10 +61,26 @@ def sweep_stale_scratch() -> list[Path]:
     removed = []
     for parent in scratch_parents():
         for folder in parent.glob("lanewise-*"):
-            if _NAME.fullmatch(folder.name) and _is_stale(folder):
+            if is_scratch(folder) and _is_stale(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)
     return removed
+
+
+def is_scratch(folder: Path) -> bool:
+    """Whether a folder has the name of one that `new_scratch` names."""
+    return bool(_NAME.fullmatch(folder.name))
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a scratch folder's supervisor is gone: the folder is, or its lock is free. False where unknown."""
+    try:
+        folder.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return _is_stale(folder)
 
 
 def _is_stale(folder: Path) -> bool:

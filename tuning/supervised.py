@@ -37,6 +37,7 @@ def run_supervised(
     scratch: list[Path],
     timeout: float,
     feed: Callable[[str], bool],
+    grace: float = 0,
 ) -> tuple[Ending, int]:
     """Run a command to its end; how it ended, and its exit code (128 + signal, as shells have it).
 
@@ -46,8 +47,10 @@ def run_supervised(
         scratch: folders that do not exist yet: made for it, the first as its TMPDIR, and removed after it.
         timeout: seconds without a sign of life after which it is ended.
         feed: takes each line of its output and error output; whether the line was a sign of life.
+        grace: seconds that a command has to let go of what it holds, once its standard input is closed; 0: none.
     """
     options = [part for folder in scratch for part in ("--scratch", str(folder))]
+    options += ["--grace", str(grace)] if grace else []
     supervisor = subprocess.Popen(
         # -I -S: nothing of the user's Python environment decides whether everything is cleaned up.
         [sys.executable, "-I", "-S", str(_SUPERVISOR), *options, "--", *command],

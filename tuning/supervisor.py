@@ -1,10 +1,13 @@
 """Runs one command and leaves nothing of it behind, whatever happens to the harness that asked for it.
 
-    python supervisor.py [--scratch DIR ...] -- COMMAND [ARGUMENT ...]
+    python supervisor.py [--scratch DIR ...] [--grace SECONDS] -- COMMAND [ARGUMENT ...]
 
 It makes each DIR (private; it must not exist), runs COMMAND with the first as TMPDIR, and ends with COMMAND's exit code
 (128 + signal, as shells do). Standard input is its lifeline: when the other end closes it, by intent or because the
 harness was killed, everything that COMMAND started is killed. In every case no descendant survives and no DIR stays.
+
+With --grace, COMMAND holds things that are not below it, such as a container: its standard input is a lifeline of the
+same kind, which is closed first, and it has SECONDS to let go of them before it is killed.
 
 A process group would not be enough: Open MPI gives every rank a session of its own. So this process makes itself the
 reaper of its orphans (prctl(2), PR_SET_CHILD_SUBREAPER): whatever COMMAND starts stays below it in the process tree.
@@ -36,7 +39,7 @@ _KILL_SECONDS = 10.0
 
 def main(arguments: list[str]) -> int:
     """Do what the module says; the exit code."""
-    scratch, command = _parse(arguments)
+    scratch, grace, command = _parse(arguments)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Ctrl-C and a terminal's hang-up are for the harness, which then closes the lifeline.
@@ -55,12 +58,16 @@ def main(arguments: list[str]) -> int:
             fcntl.flock(os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), fcntl.LOCK_EX)
         child = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if grace else subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": str(scratch[0])} if scratch else None,
             # Where this process itself is killed, the command goes with it.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - no threads here
         )
         code = _wait(child, asked)
+        if child.stdin:
+            child.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(grace)
     except OSError as error:
         print(f"supervisor: cannot run {command[0]}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         code = 127
@@ -73,12 +80,14 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _parse(arguments: list[str]) -> tuple[list[Path], list[str]]:
+def _parse(arguments: list[str]) -> tuple[list[Path], float, list[str]]:
     split = arguments.index("--")
     options, command = arguments[:split], arguments[split + 1 :]
-    if not command or set(options[::2]) - {"--scratch"}:
+    if not command or set(options[::2]) - {"--scratch", "--grace"}:
         raise SystemExit(__doc__)
-    return [Path(folder) for folder in options[1::2]], command
+    given = list(zip(options[::2], options[1::2], strict=True))
+    grace = sum(float(value) for name, value in given if name == "--grace")
+    return [Path(value) for name, value in given if name == "--scratch"], grace, command
 
 
 def _wait(child: subprocess.Popen[bytes], asked: int) -> int:

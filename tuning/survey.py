@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tuning.container_images import PYTHON, Image
+from tuning.plan import Environment
 from tuning.provenance import gpu_count
 from tuning.pythons import find_cuda_python
+
+_LEAST_GPUS = 2
 
 
 class EngineState(Protocol):
@@ -30,42 +35,67 @@ class Survey:
 
     Attributes:
         engine: the engine to measure with.
-        python: the interpreter for its ranks.
+        environments: the toolchains, each in its image where all have one, or all on this machine.
         found: what there is, a line each.
         skipped: what is not measured and why, a line each.
     """
 
     engine: str
-    python: str
+    environments: tuple[Environment, ...]
     found: tuple[str, ...]
     skipped: tuple[str, ...]
 
 
-def survey(python: str, containers: EngineState) -> Survey:
-    """Look at GPUs, interpreters and the container engine.
+def survey(python: str, containers: EngineState, toolchains: Sequence[str], images: Mapping[str, Image]) -> Survey:
+    """Look at GPUs, interpreters and images.
 
     Args:
-        python: interpreter for ranks on GPUs that the user named, or "".
+        python: interpreter of this machine for ranks on GPUs that the user named, or ""; one that is named is used.
         containers: what is known of the container engine.
+        toolchains: those to measure.
+        images: the images of those toolchains that the engine has one of.
     """
     count = gpu_count()
-    cuda_python = (python or find_cuda_python()) if count >= 2 else None
     found = [f"{count} NVIDIA GPUs" if count else "no NVIDIA GPU", containers.detail]
-    skipped = []
-    if count < 2:
-        skipped.append("allreduce on GPUs: two are needed")
-    elif cuda_python is None:
-        skipped.append("allreduce on GPUs: no python3 on PATH has numpy and cuda-bindings; name one with --python")
-    else:
+    found += [f"image {image.tags[0] if image.tags else image.id} of {name}" for name, image in images.items()]
+    lacking = [name for name in toolchains if name not in images]
+    in_images = not python and not lacking
+    cuda_python = (python or find_cuda_python()) if count >= _LEAST_GPUS and not in_images else None
+    if cuda_python:
         found.append(f"{cuda_python} for ranks on GPUs")
-    skipped.append("images of the toolchains: there are none yet; both toolchains ran the same Python on this host")
+    skipped = []
+    if count < _LEAST_GPUS:
+        skipped.append("allreduce on GPUs: two are needed")
+    elif not in_images and not cuda_python:
+        skipped.append("allreduce on GPUs: no python3 on PATH has numpy and cuda-bindings; name one with --python")
+    if not in_images:
+        why = "--python names one of this machine" if python else _why_no_images(containers, lacking)
+        skipped.append(f"images of the toolchains: {why}; all toolchains ran the same Python on this host")
     skipped.append("speculative decoding: not part of this version")
+    interpreter = cuda_python or sys.executable
     return Survey(
-        engine="cuda" if cuda_python else "mpi",
-        python=cuda_python or sys.executable,
+        engine="cuda" if cuda_python or (in_images and count >= _LEAST_GPUS) else "mpi",
+        environments=tuple(
+            Environment(name=name, python=PYTHON, image=images[name].id)
+            if in_images
+            else Environment(name=name, python=interpreter)
+            for name in toolchains
+        ),
         found=tuple(found),
         skipped=tuple(skipped),
     )
+
+
+def _why_no_images(containers: EngineState, lacking: Sequence[str]) -> str:
+    if not containers.present:
+        return containers.detail
+    builds = ", ".join(f"./inv build-image --toolchain {name}" for name in lacking)
+    return f"the engine has none of {', '.join(lacking)} ({builds})"
+
+
+def default_engine(*, in_images: bool) -> str:
+    """The engine where the user names none: an image brings what ranks on GPUs need, this machine may not."""
+    return "cuda" if in_images and gpu_count() >= _LEAST_GPUS else "mpi"
 
 
 def default_python(engine: str) -> str:

@@ -175,7 +175,7 @@ def test_a_run_with_variables_of_its_own_goes_on_when_they_are_named_again(tmp_p
         command = [sys.executable, "-m", "invoke", "--search-root", str(ROOT), "bench-allreduce", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
 
-    named = ("--environment", "tcp OMPI_MCA_btl=self,tcp")
+    named = ("--environment", "tcp OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo")
     options = ("--ranks", "2", "--candidates", "default", "--rounds", "2", "--launches", "1", "--output", "r.jsonl")
     assert bench(*named, *options).returncode == 0
     alone = bench("--resume", "r.jsonl")

@@ -121,3 +121,23 @@ def test_a_plan_of_other_types_is_refused(where: tuple[str | int, ...], value: o
 def test_what_is_no_plan_at_all_is_refused(document: object) -> None:
     with pytest.raises((KeyError, TypeError)):
         parse_plan(document)
+
+
+def test_an_image_is_part_of_the_plan_and_survives_json() -> None:
+    image = "sha256:" + "a" * 64
+    plan = fake_plan()
+    inside = replace(plan, environments=(replace(plan.environments[0], image=image),))
+    assert parse_plan(json.loads(json.dumps(inside.to_dict()))) == inside
+    assert inside.identity != plan.identity
+
+
+def test_plans_without_images_are_what_they_were_before_there_were_any() -> None:
+    """Their identity stands in run files: with another one, none of them could be gone on with."""
+    assert "image" not in fake_plan().to_dict()["environments"][0]
+
+
+@pytest.mark.parametrize("image", ["latest", "sha256:", "sha256:" + "A" * 64, "x" * 10_000])
+def test_only_an_identifier_is_an_image(image: str) -> None:
+    plan = fake_plan()
+    with pytest.raises(InputError, match="is no identifier"):
+        validate(replace(plan, environments=(replace(plan.environments[0], image=image),)))

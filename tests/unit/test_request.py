@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from images.engine import engine_state
+from lanewise.engine import EngineState, engine_state
 from lanewise.errors import InputError, LanewiseError
 from tuning import provenance, pythons, survey
+from tuning.container_images import Image
 from tuning.engines import ENGINES
 from tuning.nccl_library import find_nccl
 from tuning.plan import Environment
@@ -141,12 +142,64 @@ def test_the_survey_says_what_is_skipped_and_why(monkeypatch: pytest.MonkeyPatch
     state = engine_state()
     assert not state.present
     fake_gpus(monkeypatch, 0)
-    here = survey.survey("", state)
-    assert (here.engine, here.python) == ("mpi", sys.executable)
+    here = survey.survey("", state, ["a", "b"], {})
+    assert here.engine == "mpi"
+    assert here.environments == (
+        Environment(name="a", python=sys.executable), Environment(name="b", python=sys.executable)
+    )  # fmt: skip
     assert any("two are needed" in line for line in here.skipped)
     assert any("no Docker engine" in line for line in here.found)
+    assert any(line.startswith("images of the toolchains: no Docker engine") for line in here.skipped)
     fake_gpus(monkeypatch, 4)
     monkeypatch.setattr(survey, "find_cuda_python", lambda: None)
-    assert survey.survey("", state).engine == "mpi"
-    box = survey.survey("/opt/python", state)
-    assert (box.engine, box.python) == ("cuda", "/opt/python")
+    assert survey.survey("", state, ["a"], {}).engine == "mpi"
+    box = survey.survey("/opt/python", state, ["a"], {})
+    assert (box.engine, box.environments) == ("cuda", (Environment(name="a", python="/opt/python"),))
+
+
+def fake_image(digit: str) -> Image:
+    return Image(id="sha256:" + digit * 64, tags=(f"lanewise/{digit}:core",), labels={})
+
+
+@pytest.mark.parametrize(("gpus", "engine"), [(0, "mpi"), (1, "mpi"), (8, "cuda")])
+def test_the_survey_takes_the_images_where_all_toolchains_have_one(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, engine: str
+) -> None:
+    fake_gpus(monkeypatch, gpus)
+    monkeypatch.setattr(survey, "find_cuda_python", lambda: pytest.fail("images bring their own"))
+    images = {"a": fake_image("a"), "b": fake_image("b")}
+    there = survey.survey("", EngineState(present=True, detail="fake engine"), ["a", "b"], images)
+    assert (there.engine, [env.image for env in there.environments]) == (engine, [i.id for i in images.values()])
+    assert {env.python for env in there.environments} == {"/opt/lanewise/bin/python3"}
+    assert not any("images" in line for line in there.skipped)
+    assert "image lanewise/a:core of a" in there.found
+
+
+def test_the_survey_says_which_toolchain_lacks_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(monkeypatch, 0)
+    state = EngineState(present=True, detail="fake engine")
+    part = survey.survey("", state, ["a", "b"], {"a": fake_image("a")})
+    assert [env.image for env in part.environments] == ["", ""], "an image and a host do not compare as toolchains"
+    assert any("none of b (./inv build-image --toolchain b)" in line for line in part.skipped)
+    both = {"a": fake_image("a"), "b": fake_image("b")}
+    named = survey.survey(sys.executable, state, ["a", "b"], both)
+    assert [env.image for env in named.environments] == ["", ""]
+    assert any("--python" in line for line in named.skipped)
+
+
+@pytest.mark.parametrize(
+    ("in_images", "gpus", "engine"), [(True, 2, "cuda"), (True, 1, "mpi"), (False, 2, "mpi"), (False, 0, "mpi")]
+)
+def test_the_engine_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, in_images: bool, gpus: int, engine: str
+) -> None:
+    fake_gpus(monkeypatch, gpus)
+    assert survey.default_engine(in_images=in_images) == engine
+
+
+def test_a_library_of_this_machine_is_not_measured_in_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(monkeypatch, 2)
+    inside = (Environment(name="box", python="python3", image="sha256:" + "0" * 64),)
+    with pytest.raises(InputError, match=r"--nccl together with images \(box\)"):
+        make_plan(asked(engine="cuda", environments=inside, nccl=("2.28.9",)), tmp_path)
+    assert make_plan(asked(engine="cuda", environments=inside), tmp_path).environments == inside

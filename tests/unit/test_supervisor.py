@@ -146,6 +146,40 @@ def test_the_supervisor_killed_takes_the_command_along(mark: str, scratch: list[
     process.communicate()
 
 
+HOLDER = """
+import signal, sys, time
+print("up", flush=True)
+sys.stdin.read()
+if sys.argv[1] == "deaf":
+    time.sleep(600)
+open(sys.argv[2], "w").write("let go")
+"""
+
+
+@pytest.mark.parametrize("ends", ["lifeline", "SIGTERM"])
+def test_a_command_with_a_grace_may_let_go_of_what_it_holds(tmp_path: Path, ends: str) -> None:
+    command = [sys.executable, str(SUPERVISOR), "--grace", "20", "--", sys.executable, "-c", HOLDER, ""]
+    note = tmp_path / "note"
+    process = subprocess.Popen([*command, str(note)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    wait_up(process)
+    if ends == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert note.read_text() == "let go"
+
+
+def test_a_grace_ends(tmp_path: Path) -> None:
+    command = [sys.executable, str(SUPERVISOR), "--grace", "0.2", "--", sys.executable, "-c", HOLDER, "deaf", "x"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    wait_up(process)
+    began = time.monotonic()
+    process.communicate()
+    assert time.monotonic() - began < 15
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_a_command_that_is_not_there_is_127_and_leaves_nothing(scratch: list[Path]) -> None:
     command = [sys.executable, str(SUPERVISOR), "--scratch", str(scratch[0]), "--", "/no/such/program"]
     done = subprocess.run(command, input=b"", capture_output=True)
