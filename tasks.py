@@ -23,6 +23,7 @@ from lanewise.verbs import verb
 from tuning import bench
 from tuning import survey as surveys
 from tuning.container_images import toolchain_images
+from tuning.diagnose_verbs import diagnose
 from tuning.knowing_verbs import nccl_plan_verb, topology, verdicts
 from tuning.predict_verbs import predict
 from tuning.provenance import ROOT, node_record
@@ -155,6 +156,6 @@ ns = Collection(
     *(build_image, lock, images, audit, preflight, push),
     *(record,),
     *(campaign, bench_allreduce, compare),
-    *(topology, nccl_plan, predict, predict_speculation, predict_memory, verdicts),
+    *(topology, nccl_plan, predict, predict_speculation, predict_memory, diagnose, verdicts),
     *(workload, check, test),
 )

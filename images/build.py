@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from images.bases import ensure_base
@@ -20,6 +20,7 @@ from images.stock import read_stock
 from images.wheelhouse import BuiltComponent, Wheelhouse
 from images.wheels import cache_folder, check, fetch, kept
 from lanewise.engine import connected
+from lanewise.errors import InputError
 
 Progress = Callable[[str], None]
 _ENGINE_SECONDS = 600
@@ -44,18 +45,44 @@ class Built:
     seconds: float
 
 
-def plan_build(toolchain: Toolchain, lock: Lock, choices: Choices, progress: Progress) -> BuildPlan:
+def plan_build(
+    toolchain: Toolchain, lock: Lock, choices: Choices, mirrors: Mapping[str, str], progress: Progress
+) -> BuildPlan:
     """The plan. For --rebuild auto, wheels that components could replace and that are kept here are audited first.
 
+    Args:
+        toolchain: what is built.
+        lock: what it resolves to.
+        choices: what the user chose.
+        mirrors: component to where its sources are fetched from instead; what is fetched is verified all the same.
+        progress: is told what happens.
+
     Raises:
-        InputError, LanewiseError: as `make_plan`; a kept wheel cannot be read.
+        InputError, LanewiseError: as `make_plan`; a kept wheel cannot be read; a mirror is for what is not rebuilt.
     """
     wheels = replaceable(toolchain, lock, choices) if choices.rebuild == Rebuild.AUTO else []
-    return make_plan(toolchain, lock, choices, read_stock(wheels, progress))
+    plan = make_plan(toolchain, lock, choices, read_stock(wheels, progress))
+    rebuilt = [component.name for component in plan.components]
+    if unknown := [name for name in mirrors if name not in rebuilt]:
+        raise InputError(
+            f"--mirror names {', '.join(unknown)}",
+            expected=f"a component that is rebuilt: {', '.join(rebuilt) or 'none is'}",
+            todo="correct it, or name it in --rebuild",
+        )
+    mirrored = tuple(
+        replace(one, source=replace(one.source, mirror=mirrors.get(one.name, ""))) for one in plan.components
+    )
+    return replace(plan, components=mirrored)
 
 
 def build(
-    toolchain: Toolchain, lock: Lock, choices: Choices, resources: Resources, workers: Path, progress: Progress
+    toolchain: Toolchain,
+    lock: Lock,
+    choices: Choices,
+    mirrors: Mapping[str, str],
+    resources: Resources,
+    workers: Path,
+    progress: Progress,
 ) -> Built:
     """Build an image, or find that it stands already; whatever ends this early loses only the step under way.
 
@@ -63,6 +90,7 @@ def build(
         toolchain: what is built.
         lock: what it resolves to.
         choices: what the user chose.
+        mirrors: as for `plan_build`.
         resources: what builds may take of this machine.
         workers: folder of the benchmark's workers, which go into the image.
         progress: is told what happens.
@@ -74,7 +102,7 @@ def build(
     began, cache = time.monotonic(), cache_folder().parent
     if choices.rebuild == Rebuild.AUTO:
         _fetch(replaceable(toolchain, lock, choices), toolchain.base(choices.base).python, progress)
-    plan = plan_build(toolchain, lock, choices, progress)
+    plan = plan_build(toolchain, lock, choices, mirrors, progress)
     require_buildable(plan)
     with connected(f"build {plan.tag}", seconds=_ENGINE_SECONDS) as client:
         if standing := find_built(plan, client, workers):

@@ -170,7 +170,10 @@ class BuildPlan:
             "cuda": self.cuda,
             "arch": dict(self.arch),
             "base": asdict(self.base),
-            "component": {k: v for k, v in asdict(component).items() if k not in ("why", "estimate", "untried")},
+            "component": {
+                k: v for k, v in asdict(component).items() if k not in ("why", "estimate", "untried", "source")
+            },
+            "source": {k: v for k, v in asdict(component.source).items() if k != "mirror"},
             "needs": [self.component_key(need) for need in component.needs],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from images import build, build_view
-from images.build_plan import Profile
+from images.build_plan import Profile, Source, SourceKind
 from images.builder import this_machine
 from images.image_build import dockerfile_of
 from images.lock import read_lock
@@ -20,6 +20,7 @@ from images.planning import Choices
 from images.push import push as push_to_registry
 from images.push import send
 from images.rebuilding import Rebuild
+from images.sources_fetch import tree_hash
 from lanewise import talk
 from lanewise.engine import connected
 from lanewise.errors import InputError
@@ -38,6 +39,8 @@ _ENGINE_SECONDS = 600
     "a patch touches, and modules that would be compiled at the first request",
     jobs="compiler jobs of a builder container; 0: as many as memory has room for",
     set="COMPONENT.SETTING=VALUE changes a setting of a component's build (may be repeated)",
+    source="COMPONENT=FOLDER builds a component from a local tree (may be repeated)",
+    mirror="COMPONENT=ADDRESS fetches its sources from there; they are verified all the same (may be repeated)",
     plan="print every command, environment and estimate, and do nothing",
     json="print as JSON",
 )
@@ -49,6 +52,8 @@ def build_image(
     rebuild: str = "auto",
     jobs: int = 0,
     set: list[str] | None = None,  # noqa: A002 - the option's name
+    source: list[str] | None = None,
+    mirror: list[str] | None = None,
     plan: bool = False,
     json: bool = False,
 ) -> None:
@@ -62,9 +67,16 @@ def build_image(
     if jobs < 0:
         raise InputError(f"--jobs is {jobs}", expected="0 or more", todo="correct it")
     chosen, lock, resources = find_toolchain(toolchain), read_lock(), this_machine(jobs)
-    choices = Choices(profile=Profile(profile), base=base, rebuild=rebuild, settings=_settings(set or []))
+    choices = Choices(
+        profile=Profile(profile),
+        base=base,
+        rebuild=rebuild,
+        settings=_settings(set or []),
+        sources=_trees(source or []),
+    )
+    mirrors = dict(_named(text, "mirror") for text in mirror or [])
     if plan:
-        made = build.plan_build(chosen, lock, choices, talk.say)
+        made = build.plan_build(chosen, lock, choices, mirrors, talk.say)
         missing = build.missing(made.wheels)
         by_component = {one.name: resources.jobs_for(one) for one in made.components}
         text = dockerfile_of(made, WORKERS)
@@ -74,7 +86,7 @@ def build_image(
             sys.stdout.write(show_plan(made, dockerfile=text, missing=missing, jobs=by_component) + "\n")
         return
     with talk.track(f"building {toolchain}") as progress:
-        built = build.build(chosen, lock, choices, resources, WORKERS, progress.remark)
+        built = build.build(chosen, lock, choices, mirrors, resources, WORKERS, progress.remark)
     talk.put_json(build_view.document(built)) if json else talk.put(build_view.show(built))
 
 
@@ -118,6 +130,20 @@ def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
             )
         settings.setdefault(component, {})[name] = value
     return settings
+
+
+def _named(text: str, option: str) -> tuple[str, str]:
+    component, _, value = text.partition("=")
+    if not component or not value:
+        raise InputError(f"--{option} is {text!r}", expected="COMPONENT=VALUE, e.g. nccl=../nccl", todo="correct it")
+    return component, value
+
+
+def _trees(texts: list[str]) -> dict[str, Source]:
+    return {
+        component: Source(kind=SourceKind.TREE, location=folder, identity=tree_hash(Path(folder)))
+        for component, folder in (_named(text, "source") for text in texts)
+    }
 
 
 def _hosts(inventory: Path, limit: str) -> list[str]:

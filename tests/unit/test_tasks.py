@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERBS = [
     *("build-image", "lock", "images", "audit", "preflight", "push"),
     *("record", "campaign", "bench-allreduce", "compare", "check", "test", "workload"),
-    *("topology", "nccl-plan", "predict", "predict-speculation", "predict-memory", "verdicts"),
+    *("topology", "nccl-plan", "predict", "predict-speculation", "predict-memory", "diagnose", "verdicts"),
 ]
 
 
