@@ -25,10 +25,13 @@ from tuning import survey as surveys
 from tuning.container_images import toolchain_images
 from tuning.diagnose_verbs import diagnose
 from tuning.knowing_verbs import nccl_plan_verb, topology, verdicts
+from tuning.outlook import REFERENCE, outlook
 from tuning.predict_verbs import predict
 from tuning.provenance import ROOT, node_record
+from tuning.report_verbs import report
 from tuning.request import Request
 from tuning.speculation_verbs import predict_memory, predict_speculation
+from tuning.topology_read import reference_names
 from tuning.verbs import bench_allreduce, compare, workload
 
 LEVELS = {
@@ -51,6 +54,8 @@ LEVELS = {
     candidates="comma list, or 'all' (see bench-allreduce --help)",
     python="interpreter that runs ranks on GPUs (default: the first python3 on PATH that has cuda-bindings)",
     seed="of data and orders; 0 draws one",
+    reference="without GPUs: the node that the outlook is for: a topology file, or one of "
+    f"{', '.join(reference_names())}",
     output="path of the run file (default: a new one in runs/)",
     resume="go on with this run file: only what is missing runs, as its own plan says",
     json="print the comparisons as JSON",
@@ -63,6 +68,7 @@ def campaign(
     candidates: str = "",
     python: str = "",
     seed: int = 0,
+    reference: str = REFERENCE,
     output: str = "",
     resume: str = "",
     json: bool = False,
@@ -71,6 +77,7 @@ def campaign(
     containers, compared = engine_state(), _compared()
     images = toolchain_images(compared) if containers.present else {}
     survey = surveys.survey(python, containers, compared, images)
+    ahead = outlook(reference, compared, bench.RUNS, workload) if survey.engine == "mpi" else None
     if resume:
         run = bench.resume(resume, toolchains=list(images), python=python)
     else:
@@ -86,7 +93,7 @@ def campaign(
             ),
             output,
         )
-    bench.finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped))
+    bench.finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped), ahead=ahead)
     return bench.exit_code(run)
 
 
@@ -155,7 +162,7 @@ def _tool(command: list[str]) -> int:
 ns = Collection(
     *(build_image, lock, images, audit, preflight, push),
     *(record,),
-    *(campaign, bench_allreduce, compare),
+    *(campaign, bench_allreduce, compare, report),
     *(topology, nccl_plan, predict, predict_speculation, predict_memory, diagnose, verdicts),
     *(workload, check, test),
 )

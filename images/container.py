@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from images.contents import Stream
 from images.engine import engine_state
-from images.engine_errors import asking
+from images.engine_errors import asking, short
 from lanewise.errors import InputError, UnreachableError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def exported(image: str) -> Iterator[Stream]:
 
 
 def _created(client: DockerClient, image: str) -> Container:
-    from docker.errors import ImageNotFound  # noqa: PLC0415 - as above
+    from docker.errors import APIError, ImageNotFound  # noqa: PLC0415 - as above
 
     try:
         return client.containers.create(image, command=["never-started"])
@@ -83,4 +84,12 @@ def _created(client: DockerClient, image: str) -> Container:
             f"there is no file {image[:300]!r}, and the engine has no image of that name",
             expected="an image that docker image ls lists",
             todo=f"docker pull {image[:300]}, or correct the name",
+        ) from error
+    except APIError as error:
+        if error.status_code != HTTPStatus.BAD_REQUEST:
+            raise
+        raise InputError(
+            f"there is no file {image[:300]!r}, and no image can have that name ({short(str(error.explanation))})",
+            expected="a path, or an image that docker image ls lists",
+            todo="correct the name",
         ) from error

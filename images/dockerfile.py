@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from images.build_plan import BaseKind, BuildPlan
-from images.engine_work import BUILD_LABEL, PLAN_LABEL
+from images.engine_work import BUILD_LABEL, PID_LABEL, PLAN_LABEL
 from lanewise.errors import InputError
 
 ROOT = PurePosixPath("/opt/lanewise")
@@ -174,8 +174,9 @@ def _install_stage(plan: BuildPlan) -> list[str]:
     return [
         "# Stage one installs. The wheels are in its layers alone: the image takes what was installed, no more.",
         "FROM ${BASE} AS install",
-        "# By this label Lanewise finds, and removes, what is left of this stage.",
-        f"LABEL {BUILD_LABEL}={_quoted(plan.key)}",
+        "# By these labels Lanewise finds, and removes, what is left of this stage when its process is gone.",
+        "ARG OWNER=by-hand",
+        f'LABEL {BUILD_LABEL}={_quoted(plan.key)} {PID_LABEL}="${{OWNER}}"',
         "COPY requirements.txt trim.py left_out.json /build/",
         "COPY wheels/ /build/wheels/",
         "# No index, nothing but the files given, each held against its hash.",

@@ -208,7 +208,7 @@ def alone(key: str, cache: Path) -> Iterator[None]:
     Raises:
         LanewiseError: another run is at it.
     """
-    path = _lock_path(key, cache)
+    path = cache / "building" / f"{key}.lock"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("w")
@@ -224,64 +224,43 @@ def alone(key: str, cache: Path) -> Iterator[None]:
         yield
 
 
-def _lock_path(key: str, cache: Path) -> Path:
-    return cache / "building" / f"{key}.lock"
-
-
-def _is_building(key: str, cache: Path) -> bool:
-    try:
-        with _lock_path(key, cache).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
-def remove_leftovers(client: DockerClient, cache: Path) -> None:
-    """Remove what killed runs left in the engine: containers and stages of plans that nobody is building now."""
-    with asking("list what killed runs left"):
-        containers = client.containers.list(all=True, filters={"label": BUILD_LABEL}, ignore_removed=True)
-        stages = client.images.list(filters={"label": BUILD_LABEL, "dangling": True})
-    keys = {str(container.labels[BUILD_LABEL]) for container in containers}
-    keys |= {str(stage.labels[BUILD_LABEL]) for stage in stages}
-    for key in keys:
-        if not _is_building(key, cache):
-            _remove_of(key, client, BUILD_LABEL)
+def remove_leftovers(client: DockerClient) -> None:
+    """Remove what killed runs left in the engine, of any plan: containers and stages whose process is gone."""
+    _remove(client, BUILD_LABEL)
 
 
 def remove_untagged(key: str, client: DockerClient) -> None:
-    """Remove what building a plan's image made beside a tagged image: stages, their containers, images that failed.
+    """Remove what this run made while it built a plan's image, beside a tagged one: stages, and images that failed.
 
-    Only for whoever holds `alone(key)`.
+    Only for whoever holds `alone(key)`. An earlier image of the same plan goes, too, once it has lost its tag.
     """
-    _remove_of(key, client, BUILD_LABEL)
-    _remove_of(key, client, PLAN_LABEL)
+    _remove(client, f"{BUILD_LABEL}={key}")
+    _remove(client, f"{PLAN_LABEL}={key}")
 
 
-def _remove_of(key: str, client: DockerClient, label: str) -> None:
-    """Remove untagged images with this label, and the build's containers; the engine may need a moment to let go."""
+def _remove(client: DockerClient, label: str) -> None:
+    """Remove untagged images with this label, and containers; the engine may need a moment to let go of them."""
     from docker.errors import DockerException  # noqa: PLC0415 - as in images/engine.py
 
     until = time.monotonic() + _SECONDS_TO_LET_GO
     while time.monotonic() < until:
-        with asking(f"remove what is left of building {key[:12]}"):
-            building = client.containers.list(all=True, filters={"label": f"{BUILD_LABEL}={key}"}, ignore_removed=True)
-            containers = [container for container in building if not _owner_lives(container.labels)]
-            images = client.images.list(filters={"label": f"{label}={key}", "dangling": True})
+        with asking("remove what is left of building"):
+            building = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+            untagged = client.images.list(filters={"label": label, "dangling": True})
+        containers = [container for container in building if _is_ours(container.labels)]
+        images = [image for image in untagged if BUILD_LABEL not in image.labels or _is_ours(image.labels)]
         if not (containers or images):
             return
-        for thing in containers:
+        for container in containers:
             with suppress(DockerException):
-                thing.remove(force=True, v=True)
+                container.remove(force=True, v=True)
         for image in images:
             with suppress(DockerException):
                 client.images.remove(str(image.id))
         time.sleep(0.2)
 
 
-def _owner_lives(labels: Mapping[str, str]) -> bool:
-    """Whether a container has an owner that removes it itself; those of the classic builder have none."""
+def _is_ours(labels: Mapping[str, str]) -> bool:
+    """Whether what a build made is this process's, or of one that is gone; a build by hand has no process."""
     pid = labels.get(PID_LABEL, "")
-    return pid.isdigit() and pid != str(os.getpid()) and Path("/proc", pid).exists()
+    return BUILD_LABEL in labels and pid.isdigit() and (pid == str(os.getpid()) or not Path("/proc", pid).exists())

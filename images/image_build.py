@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -117,7 +118,7 @@ def make_image(
         LanewiseError: a step or a check fails, a wheel is missing, another run builds the same, or there is no space.
     """
     with alone(plan.key, cache):
-        remove_leftovers(client, cache)
+        remove_leftovers(client)
         check_space(plan, wheels, client)
         try:
             image = build_image(plan, client, base_image, wheels, workers, cache, progress)
@@ -174,7 +175,7 @@ def build_image(
         client,
         tar_stream(files),
         what=f"build {plan.tag}",
-        arguments={"BASE": base_image.id},
+        arguments={"BASE": base_image.id, "OWNER": str(os.getpid())},
         network="none",
         progress=progress,
     )

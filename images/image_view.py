@@ -32,7 +32,7 @@ def _saved(checked: Checked) -> Table:
     table.add_column("MB", justify="right")
     table.add_column("why", overflow="fold")
     for row in checked.saved:
-        files = f"{row.files:,}" if row.files else "not fetched"
+        files = f"{row.files:,}" if row.files else "none there"
         table.add_row(Text(printable(row.pattern)), files, f"{row.bytes / 1e6:,.1f}", Text(printable(row.why)))
     total = sum(row.bytes for row in checked.saved)
     table.add_row("together", f"{sum(row.files for row in checked.saved):,}", f"{total / 1e6:,.1f}", "", style="bold")

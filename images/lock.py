@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from lanewise.errors import InputError
 from lanewise.files import read_text, write_atomic
 
 LOCK = Path(__file__).parent / "lock.yaml"
 _MAX_FILE_BYTES = 8 << 20
+_MOST_BYTES = 1 << 40
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl")
 _HEADER = """\
@@ -33,7 +36,7 @@ class LockedWheel:
         version: its version.
         file: file name.
         sha256: hash of the file.
-        size: bytes.
+        size: bytes; 0 where the index does not tell: only JSON indexes of PEP 700 do.
     """
 
     name: str
@@ -43,8 +46,13 @@ class LockedWheel:
     size: int
 
     def __post_init__(self) -> None:
-        if not _SHA256.fullmatch(self.sha256) or not _FILE.fullmatch(self.file) or self.size <= 0:
-            raise ValueError(f"{self.name}: file {self.file!r}, sha256 {self.sha256!r} or size {self.size!r} is wrong")
+        if canonicalize_name(self.name, validate=True) != self.name:
+            raise ValueError(f"{self.name!r} is {canonicalize_name(self.name)!r} on the Python index")
+        Version(self.version)
+        if not _SHA256.fullmatch(self.sha256) or not _FILE.fullmatch(self.file):
+            raise ValueError(f"{self.name}: file {self.file!r} or sha256 {self.sha256!r} is wrong")
+        if type(self.size) is not int or not 0 <= self.size <= _MOST_BYTES:
+            raise ValueError(f"{self.name}: size is {self.size!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,10 @@ class LockedToolchain:
     wheels: tuple[LockedWheel, ...]
     unresolved: Mapping[str, str]
     core: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if missing := set(self.core) - {wheel.name for wheel in self.wheels}:
+            raise ValueError(f"core names {missing.pop()!r}, which is not among the wheels")
 
     def wheel(self, name: str, version: str) -> LockedWheel | None:
         """The wheel of that name and version; None where the lock does not hold it."""
@@ -174,7 +186,7 @@ def _entry(resolved: Resolved, what: str) -> dict[str, str]:
 
 
 def _resolved(entry: Mapping[str, str], what: str) -> Resolved:
-    return Resolved(value=entry.get(what, ""), unresolved=entry.get("unresolved", ""))
+    return Resolved(value=str(entry.get(what, "")), unresolved=str(entry.get("unresolved", "")))
 
 
 def _loader() -> type[yaml.SafeLoader]:

@@ -12,6 +12,7 @@ from email.parser import HeaderParser
 from fnmatch import translate
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from images.capability import Capability
 from images.contents import DamagedError, Member
@@ -25,7 +26,7 @@ from lanewise.errors import InputError
 SM120 = Capability(major=12, minor=0)
 _MOST_TEXT_BYTES = 8 << 20
 _SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/|[^/]+\.data/(?:pure|plat)lib/")
-_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+_METADATA = re.compile(r"([^/-]+)(?:-[^/]*)?\.dist-info/METADATA")
 _NCCL = re.compile(r"nvidia/nccl/lib/libnccl\.so\.2")
 
 
@@ -91,21 +92,29 @@ class _Part:
     texts: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    distributions_at_fault: dict[str, str] = field(default_factory=dict)
     nccl: NcclBuild | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
 
     def add(self, path: str, member: Member, wanted: _Wanted) -> None:
         try:
-            if _METADATA.fullmatch(path):
-                name, version = _distribution(_text(member))
-                self.versions[name] = version
+            if metadata := _METADATA.fullmatch(path):
+                self._add_distribution(str(canonicalize_name(metadata[1])), member)
             elif wanted.texts.fullmatch(path):
                 self.texts[path] = _text(member)
             else:
                 self._add_library(path, member)
         except DamagedError as error:
             self.unreadable[path] = str(error)
+
+    def _add_distribution(self, folders_name: str, member: Member) -> None:
+        """A version, or the fault under the name that the folder gives: the package is there, nobody knows which."""
+        try:
+            name, version = _distribution(_text(member))
+            self.versions[name] = version
+        except DamagedError as error:
+            self.distributions_at_fault[folders_name] = f"{member.path}: {error}"
 
     def _add_library(self, path: str, member: Member) -> None:
         found = examine(replace(member, path=path), capability=SM120, table=read_unused())
@@ -165,6 +174,7 @@ def _joined(sites: dict[str, _Part], loose: dict[str, _Part], wanted: _Wanted) -
     whole = _Part()
     for part in sites.values():
         whole.versions |= part.versions
+        whole.unreadable |= part.distributions_at_fault
         whole.nccl = whole.nccl or part.nccl
     for package in wanted.packages:
         for parts, sign in ((sites, f"{package}/"), (loose, f"{package}/__init__.py")):
@@ -189,4 +199,7 @@ def _distribution(metadata: str) -> tuple[str, str]:
     headers = HeaderParser().parsestr(metadata)
     if not headers["Name"] or not headers["Version"]:
         raise DamagedError("no Name and Version")
-    return str(canonicalize_name(headers["Name"])), str(headers["Version"])
+    try:
+        return str(canonicalize_name(headers["Name"])), str(Version(headers["Version"]))
+    except InvalidVersion:
+        raise DamagedError(f"its version is {headers['Version'][:80]!r}") from None

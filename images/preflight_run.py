@@ -64,6 +64,12 @@ def preflight_installed(name: str, toolchain: Toolchain, approaches: Iterable[Ap
             todo="name one of these; the wheels that a toolchain pins are read without --env and --image",
         )
     snapshot = _read({name: target}, approaches, name)
+    if not (snapshot.paths or snapshot.unreadable or snapshot.versions.keys() & toolchain.pins.keys()):
+        raise InputError(
+            f"{target.kind} {name!r} holds no package that could be judged",
+            expected=f"some of {', '.join(toolchain.pins)}",
+            todo="check the path; an environment's folder is the one that pyvenv.cfg lies in",
+        )
     return _report(toolchain, approaches, snapshot, gpus, f"{target.kind} {name}")
 
 

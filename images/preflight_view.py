@@ -37,8 +37,8 @@ def _heading(report: Report) -> Text:
     counts = [(verdict, sum(f.verdict is verdict for f in report.findings)) for verdict in Verdict]
     text = Text(f"{report.toolchain} on {report.box.gpus} SM120 GPUs over PCIe: ")
     text.append(", ".join(f"{count} {verdict}" for verdict, count in counts if count), style="bold")
-    pinned = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return text.append(f"\nread: {report.where}: CUDA {report.box.cuda}, {pinned}")
+    read = [f"CUDA {report.box.cuda}", *(f"{name} {version}" for name, version in report.versions.items())]
+    return text.append(f"\nread: {report.where}: {', '.join(read)}")
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -152,15 +152,25 @@ def platform_tags() -> list[str]:
 
 
 def _wheel(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> LockedWheel:
-    """The best of a package's files."""
+    """The best of a package's files.
+
+    Raises:
+        LanewiseError: the index does not tell its hash.
+    """
     ranked = [(rank, file) for file in package["wheels"] if (rank := _rank(_file_name(file), tags)) is not None]
     best = min(ranked, key=lambda pair: (pair[0], _file_name(pair[1])))[1]
+    if "sha256" not in best.get("hashes", {}):
+        raise LanewiseError(
+            f"the index gives no sha256 of {_file_name(best)}",
+            expected="an index that tells the hashes of its files, as PEP 503 recommends",
+            todo="name another one: PIP_INDEX_URL=...",
+        )
     return LockedWheel(
         name=canonicalize_name(package["name"]),
         version=package["version"],
         file=_file_name(best),
         sha256=best["hashes"]["sha256"],
-        size=best["size"],
+        size=best.get("size", 0),
     )
 
 

@@ -151,11 +151,11 @@ def preflight(
     if not 1 <= gpus <= _MOST_GPUS:
         raise InputError(f"--gpus is {gpus}", expected=f"1 to {_MOST_GPUS}", todo="correct it")
     names = _words(toolchain)
-    if len(names) != 1 and (installed or output):
+    if len(names) != 1 and (installed or output or not names):
         raise InputError(
             f"--toolchain names {', '.join(names) or 'nothing'}",
-            expected="one toolchain, together with --env, --image or --output",
-            todo="name one",
+            expected="one toolchain, or several without --env, --image and --output",
+            todo="name one, e.g. --toolchain cu130",
         )
     catalogue = _chosen(read_approaches(), _words(approach))
     pins = parse_pins(pin or ())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from images.lock import LockedWheel
@@ -17,6 +20,7 @@ from lanewise.errors import LanewiseError
 from lanewise.files import writing
 
 _SECONDS = 1800
+_UNFINISHED = ".fetch-"
 _HASH_WORDS = "DO NOT MATCH THE HASHES"
 
 
@@ -75,14 +79,29 @@ def fetch(wheel: LockedWheel, python: str) -> None:
     target = kept(wheel)
     if target.exists():
         return
-    with writing(target):
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_folder()) as folder:
-            wanted = Path(folder, "wanted.txt")
-            wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-            _download(["--require-hashes", "-r", str(wanted)], Path(folder), python, wheel)
-            target.parent.mkdir(exist_ok=True)
-            Path(folder, wheel.file).replace(target)
+    with writing(target), _place_for(wheel) as folder:
+        if target.exists():  # another run has fetched it meanwhile
+            return
+        wanted = folder / "wanted.txt"
+        wanted.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+        _download(["--require-hashes", "-r", str(wanted)], folder, python, wheel)
+        (folder / wheel.file).replace(target)
+
+
+@contextmanager
+def _place_for(wheel: LockedWheel) -> Iterator[Path]:
+    """An empty folder to fetch a wheel into, beside where it is kept; waits for another run that fetches the same."""
+    home = kept(wheel).parent
+    home.mkdir(parents=True, exist_ok=True)
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel gives it up with the process, however that ends
+        for left in home.glob(f"{_UNFINISHED}*"):  # whoever made it held the lock, and does no more
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=home) as folder:
+            yield Path(folder)
+    finally:
+        os.close(handle)
 
 
 def _download(what: list[str], folder: Path, python: str, wheel: LockedWheel) -> None:
@@ -103,7 +122,7 @@ def _download(what: list[str], folder: Path, python: str, wheel: LockedWheel) ->
                 expected=f"sha256 {wheel.sha256}",
                 todo="if the index is trusted, run ./inv lock again; if not, find out who changed the file",
             )
-        raise _unfetched(wheel, message[-400:])
+        raise _unfetched(wheel, message[max(message.find("ERROR:"), 0) :][-400:])
     if not Path(folder, wheel.file).exists():
         raise _unfetched(wheel, f"pip chose another file of {wheel.name} {wheel.version}")
 

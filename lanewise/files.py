@@ -40,10 +40,13 @@ def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` as a whole or not at all: a temporary file beside it, fsync, then rename.
 
     Raises:
-        InputError: the folder cannot be written to.
+        InputError: the folder cannot be written to, or there is something else than a file.
         LanewiseError: there is no space.
     """
     with writing(path):
+        path = path.resolve()  # a link stays, and what it points to is replaced
+        if path.exists() and not path.is_file():  # a rename would put a file in place of /dev/null
+            raise OSError(errno.EINVAL, "there is something else than a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
+from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import Task, task
 
@@ -44,9 +45,11 @@ class Number(int, metaclass=_NumberType):
 def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
     """Make a function an invoke task: help for every option with its default, errors as text and exit code.
 
+    A function with a parameter such as `*files` takes any number of words by position.
+
     Args:
         positional: options that may also be given by position.
-        help_texts: help for every option.
+        help_texts: help for every option, and for those words.
     """
 
     def decorate(function: Verb) -> Task[Any]:
@@ -55,19 +58,28 @@ def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
         if {option.name for option in options} != set(help_texts):
             raise TypeError(f"{function.__name__}: every option has a help text, and no others")
 
+        words_typed = _bare_words(function.__name__, options)
+        any_number = next((option for option in options if option.kind is option.VAR_POSITIONAL), None)
+        options = [option for option in options if option is not any_number]
+        if any_number:  # invoke has no arguments without a number: as many are declared as words were typed
+            typed = tuple(f"{any_number.name}_{number}" for number in range(1, words_typed + 1))
+            options = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in typed] + options
+            texts = {**help_texts, **dict.fromkeys(typed, help_texts[any_number.name])}
+        else:
+            typed, texts = positional[:words_typed], help_texts
+
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
-            if code := guarded(function, *args, **kwargs):
+        def run(context: Context, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
+            words = [kwargs.pop(name) for name in typed] if any_number else []
+            if code := guarded(function, context, *words, **kwargs):
                 raise Exit(code=int(code))
 
-        typed = positional[: _bare_words(function.__name__, options)]
         required = dict.fromkeys(typed, inspect.Parameter.empty)
-        parameters = [
-            p.replace(default=required.get(p.name, _parsed(p.default))) for p in signature.parameters.values()
-        ]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        parameters = [p.replace(default=required.get(p.name, _parsed(p.default))) for p in options]
+        context = next(iter(signature.parameters.values()))
+        run.__signature__ = signature.replace(parameters=[context, *parameters])  # type: ignore[attr-defined]
         made: Task[Any] = task(
-            help={option.name: _with_default(help_texts[option.name], option.default) for option in options},
+            help={option.name: _with_default(texts[option.name], option.default) for option in options},
             iterable=[option.name for option in options if option.default is None],
             positional=list(typed),
             auto_shortflags=False,
@@ -102,7 +114,7 @@ def _bare_words(name: str, options: list[inspect.Parameter]) -> int:
 
 
 def _with_default(text: str, default: object) -> str:
-    if default in ("", None, False):
+    if default in ("", None, False, inspect.Parameter.empty):
         return text
     return f"{text} (default: {default})"
 

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from lanewise import talk
 from lanewise.errors import ExitCode, InputError
 from lanewise.files import shown_path
-from tuning import arms
+from tuning import arms, outlook_view
 from tuning import campaign as campaigns
 from tuning import compare as comparing
 from tuning import compare_view as view
@@ -21,6 +21,7 @@ from tuning import survey as surveys
 from tuning.candidates import CANDIDATES
 from tuning.engines import ENGINES
 from tuning.environments import asked_environments
+from tuning.outlook import Outlook
 from tuning.provenance import ROOT, variables_outside
 from tuning.request import Request, further_nccl, make_plan
 from tuning.runfile import Kind, Run, read_run
@@ -81,13 +82,21 @@ def resume(
         return campaigns.resume_run(Path(path), ENGINES[name](), report, known=known, minutes=minutes)
 
 
-def finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: list[str] | None = None) -> None:
-    """Print what a run says, and for a campaign what was found and skipped."""
+def finish(
+    run: Run,
+    *,
+    json: bool,
+    found: list[str] | None = None,
+    skipped: list[str] | None = None,
+    ahead: Outlook | None = None,
+) -> None:
+    """Print what a run says, and for a campaign what was found and skipped, and what a node with GPUs could do."""
     comparable = run.header.kind is Kind.MEASURED
     overview = comparing.overview(run) if comparable else None
     if json:
         shown = document(overview.all if overview else [], run, overview.warnings if overview else ())
-        talk.put_json(shown | ({} if found is None else {"found": found, "skipped": skipped}))
+        campaign = {} if found is None else {"found": found, "skipped": skipped}
+        talk.put_json(shown | campaign | ({} if ahead is None else {"outlook": outlook_view.document(ahead)}))
         return
     show(view.show_overview(run, overview) if overview else view.show_statuses(run), run)
     plan = run.header.plan
@@ -98,6 +107,8 @@ def finish(run: Run, *, json: bool, found: list[str] | None = None, skipped: lis
     for label, lines in (("machine: ", found or []), ("skipped: ", skipped or [])):
         for line in lines:
             talk.put(f"{label} {line}")
+    if ahead is not None:
+        talk.put(outlook_view.show(ahead))
     path = shown_path(run.path)
     talk.put(f"run file: {path}")
     if len(plan.candidates) > 2:

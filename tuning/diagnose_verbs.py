@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,14 +28,20 @@ _MEASURED = re.compile(r"([0-9]{1,12})=([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:,(graph|e
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 
-def _words_typed() -> int:
-    """At most how many files are on the command line: the bare words behind the verb."""
-    words = sys.argv[1:]
-    return sum(not word.startswith("-") for word in words[words.index("diagnose") + 1 :]) if "diagnose" in words else 0
-
-
-def _diagnose(
+@verb(
+    files=f"any of: {KINDS}",
+    measured="an allreduce that you measured, BYTES=MICROSECONDS[,graph|,eager], e.g. 43008=225 (may be repeated)",
+    topology="the node: a reference node's name, or a file as ./inv topology reads it",
+    ranks="ranks of what was measured; 0: as files and topology tell, or 8",
+    rate="tokens per second of one request now, for what a repair is worth (default: what a log says, or assumed)",
+    accept="tokens a step of speculation (default: what a log says, or assumed)",
+    workload="calls in a pass, for what a repair is worth: built-in name or path of a YAML file",
+    one_host="the files are of one host, though their names or GPUs differ",
+    json="print as JSON",
+)
+def diagnose(
     _context: Context,
+    *files: str,
     measured: list[str] | None = None,
     topology: str = "",
     ranks: int = 0,
@@ -46,10 +50,9 @@ def _diagnose(
     workload: str = "kimi-k2",
     one_host: bool = False,
     json: bool = False,
-    **files: str,
 ) -> ExitCode | None:
     """Tell what is wrong with a host from what you have: ./inv diagnose FILE...; exit code 3 where there is a fault."""
-    paths = [path for path in files.values() if path]
+    paths = [path for path in files if path]
     by_hand = [parse_measured(text) for text in measured or []]
     _check(paths, by_hand, topology, ranks)
     node = read_topology(topology) if topology else None
@@ -130,26 +133,3 @@ def worth_of(
         present=rate or next((reading.rate for reading in logged), None),
         accept=accept or next((reading.accept for reading in logged), None),
     )
-
-
-_FILES = [f"file_{number}" for number in range(1, _words_typed() + 1)]
-# invoke has no arguments without a number: as many are declared as words were typed.
-_diagnose.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *list(inspect.signature(_diagnose).parameters.values())[:-1],
-        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=str) for name in _FILES),
-    ]
-)
-_diagnose.__name__ = "diagnose"
-diagnose = verb(
-    *_FILES,
-    **dict.fromkeys(_FILES, f"any of: {KINDS}"),
-    measured="an allreduce that you measured, BYTES=MICROSECONDS[,graph|,eager], e.g. 43008=225 (may be repeated)",
-    topology="the node: a reference node's name, or a file as ./inv topology reads it",
-    ranks="ranks of what was measured; 0: as files and topology tell, or 8",
-    rate="tokens per second of one request now, for what a repair is worth (default: what a log says, or assumed)",
-    accept="tokens a step of speculation (default: what a log says, or assumed)",
-    workload="calls in a pass, for what a repair is worth: built-in name or path of a YAML file",
-    one_host="the files are of one host, though their names or GPUs differ",
-    json="print as JSON",
-)(_diagnose)

@@ -57,23 +57,33 @@ def _fetch(requirement: str, library: Path) -> None:
     with writing(library):
         library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        done = subprocess.run(
-            [*command, "--dest", folder, requirement], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-        wheels = list(Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
-            said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-            raise LanewiseError(
-                f"cannot fetch {requirement}: {said}",
-                expected="a wheel on the Python index that pip is set up for",
-                todo="check release and network, or name a libnccl.so.2 by path",
-            )
+        found = _download(requirement, Path(folder))
         try:
-            with zipfile.ZipFile(wheels[0]) as wheel, writing(library):
+            with zipfile.ZipFile(found) as wheel, writing(library):
                 extracted = wheel.extract(_MEMBER, folder)
                 os.replace(extracted, library)  # noqa: PTH105 - whole or not at all
         except (KeyError, zipfile.BadZipFile) as error:
             raise LanewiseError(
-                f"{wheels[0].name} holds no {_MEMBER} ({error})", expected="NCCL's wheel", todo="name a path instead"
+                f"{found.name} holds no {_MEMBER} ({error})", expected="NCCL's wheel", todo="name a path instead"
             ) from error
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
+               "--dest", str(folder), requirement]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise _unfetched(requirement, f"no end within {_SECONDS} s") from None
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise _unfetched(requirement, (done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
+    return wheels[0]
+
+
+def _unfetched(requirement: str, why: str) -> LanewiseError:
+    return LanewiseError(
+        f"cannot fetch {requirement}: {why}",
+        expected="a wheel on the Python index that pip is set up for",
+        todo="check release and network, or name a libnccl.so.2 by path",
+    )

@@ -220,19 +220,20 @@ def _tau(asked: Asked, per_position: Sequence[float], k: int) -> Span | None:
 
 
 def _latencies(asked: Asked) -> dict[int, Span]:
-    found: dict[int, Span] = _measured(read_run(Path(asked.run))) if asked.run else {}
+    measured: dict[int, Span] = _measured(read_run(Path(asked.run))) if asked.run else {}
+    found: dict[int, Span] = {}
     for text in asked.allreduce:
         size, us = _named(text, "--allreduce", "43008=200-250")
         match = _SIZE.fullmatch(size)
         value = int(match[1]) * _UNITS[match[2]] if match else 0
-        if not 1 <= value <= MAX_MESSAGE_BYTES:
+        if not 1 <= value <= MAX_MESSAGE_BYTES or value in found:
             raise InputError(
                 f"--allreduce is {short(text)}",
-                expected=f"a message size of 1 to {MAX_MESSAGE_BYTES:,} bytes, as 43008 or 42KiB, then =US",
+                expected=f"message sizes of 1 to {MAX_MESSAGE_BYTES:,} bytes, each once, as 43008 or 42KiB, then =US",
                 todo="correct it",
             )
         found[value] = parse_span(us, "--allreduce", most=1e7)
-    return found
+    return {**measured, **found}
 
 
 def _measured(run: Run) -> dict[int, Span]:

@@ -71,7 +71,7 @@ def survey(python: str, containers: EngineState, toolchains: Sequence[str], imag
     if not in_images:
         why = "--python names one of this machine" if python else _why_no_images(containers, lacking)
         skipped.append(f"images of the toolchains: {why}; all toolchains ran the same Python on this host")
-    skipped.append("speculative decoding: not part of this version")
+    skipped.append("speculative decoding, measured: not part of this version")
     interpreter = cuda_python or sys.executable
     return Survey(
         engine="cuda" if cuda_python or (in_images and count >= _LEAST_GPUS) else "mpi",

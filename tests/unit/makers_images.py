@@ -41,9 +41,8 @@ def make_wheel(folder: Path, name: str, version: str, files: Mapping[str, bytes]
     ]
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for member, data in whole.items():
-            archive.writestr(member, data)
-        archive.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,", ""]))
+        for member, data in (whole | {f"{info}/RECORD": "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()}).items():
+            archive.writestr(zipfile.ZipInfo(member), data)  # of 1980: the same files make the same wheel
     return path
 
 

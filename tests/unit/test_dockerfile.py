@@ -316,6 +316,6 @@ def test_a_checked_image_is_shown_with_what_was_saved() -> None:
     checked = Checked(image="sha256:1", size=2_500_000_000, audit=found, saved=rows, remarks=("r",), faults=())
     text = io.StringIO()
     Console(file=text, width=100).print(image_view.show(PLAN, checked))
-    for part in (PLAN.tag, "2.50 GB", "a/*", "3.0", "not fetched", "remark: r"):
+    for part in (PLAN.tag, "2.50 GB", "a/*", "3.0", "none there", "remark: r"):
         assert part in text.getvalue()
     assert json.loads(json.dumps(image_view.document(PLAN, checked)))["left_out"][0]["bytes"] == 3_000_000

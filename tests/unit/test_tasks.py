@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from invoke.context import Context
+
+from lanewise.verbs import verb
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = [
     *("build-image", "lock", "images", "audit", "preflight", "push"),
-    *("record", "campaign", "bench-allreduce", "compare", "check", "test", "workload"),
+    *("record", "campaign", "bench-allreduce", "compare", "report", "check", "test", "workload"),
     *("topology", "nccl-plan", "predict", "predict-speculation", "predict-memory", "diagnose", "verdicts"),
 ]
 
@@ -102,3 +105,19 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m invoke workload | true"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+def test_a_verb_takes_any_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple] = []
+
+    def gather(_context: Context, *files: str, json: bool = False) -> None:
+        taken.append((files, json))
+
+    monkeypatch.setattr(sys, "argv", ["inv", "gather", "a", "--json", "b"])
+    made = verb(files="files", json="as JSON")(gather)
+    assert [argument.name for argument in made.get_arguments()] == ["files_1", "files_2", "json"]
+    made.body(Context(), files_1="a", files_2="b", json=True)
+    assert taken == [(("a", "b"), True)]
+    monkeypatch.setattr(sys, "argv", ["inv", "gather"])
+    verb(files="files", json="as JSON")(gather).body(Context(), json=False)
+    assert taken[1] == ((), False)

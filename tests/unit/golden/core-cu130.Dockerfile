@@ -8,8 +8,9 @@ ARG BASE=lanewise-base/debian-bookworm
 
 # Stage one installs. The wheels are in its layers alone: the image takes what was installed, no more.
 FROM ${BASE} AS install
-# By this label Lanewise finds, and removes, what is left of this stage.
-LABEL lanewise.build="0669017f49f6eee127240b04e486d26cad3e0b45ce722e8f2ce13ad45589e2ea"
+# By these labels Lanewise finds, and removes, what is left of this stage when its process is gone.
+ARG OWNER=by-hand
+LABEL lanewise.build="0669017f49f6eee127240b04e486d26cad3e0b45ce722e8f2ce13ad45589e2ea" lanewise.pid="${OWNER}"
 COPY requirements.txt trim.py left_out.json /build/
 COPY wheels/ /build/wheels/
 # No index, nothing but the files given, each held against its hash.
