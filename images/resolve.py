@@ -152,19 +152,9 @@ def platform_tags() -> list[str]:
 
 
 def _wheel(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> LockedWheel:
-    """The best of a package's files.
-
-    Raises:
-        LanewiseError: the index does not tell its hash.
-    """
+    """The best of a package's files; uv computes hashes that the index does not tell, but no sizes."""
     ranked = [(rank, file) for file in package["wheels"] if (rank := _rank(_file_name(file), tags)) is not None]
     best = min(ranked, key=lambda pair: (pair[0], _file_name(pair[1])))[1]
-    if "sha256" not in best.get("hashes", {}):
-        raise LanewiseError(
-            f"the index gives no sha256 of {_file_name(best)}",
-            expected="an index that tells the hashes of its files, as PEP 503 recommends",
-            todo="name another one: PIP_INDEX_URL=...",
-        )
     return LockedWheel(
         name=canonicalize_name(package["name"]),
         version=package["version"],

@@ -6,13 +6,13 @@ import errno
 import os
 import tempfile
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lanewise.errors import InputError, LanewiseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -44,7 +44,7 @@ def write_atomic(path: Path, text: str) -> None:
         LanewiseError: there is no space.
     """
     with writing(path):
-        path = path.resolve()  # a link stays, and what it points to is replaced
+        path = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
         if path.exists() and not path.is_file():  # a rename would put a file in place of /dev/null
             raise OSError(errno.EINVAL, "there is something else than a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)

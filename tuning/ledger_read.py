@@ -28,6 +28,7 @@ from tuning.ledger import (
     latest,
 )
 from tuning.ledger_preflight import FORMAT, PreflightResult, join, preflight_result
+from tuning.preflight_results import result_paths
 from tuning.topology_yaml_load import TopologyLoader
 from tuning.workload import short
 
@@ -82,7 +83,7 @@ def read_ledger(runs: Path) -> Ledger:
     own = runs / "verdicts.yaml"
     if own.exists():
         entries += read_verdicts(own)
-    results = tuple(read_preflight(path) for path in sorted(runs.glob("*/preflight.json")))
+    results = tuple(read_preflight(path) for path in result_paths(runs).values())
     return Ledger(standings=join(latest(entries), results), results=results)
 
 

@@ -29,7 +29,7 @@ def find_nccl(spec: str, cache: Path) -> tuple[str, Path]:
         LanewiseError: the wheel cannot be had, or holds no libnccl.
     """
     if "/" in spec or ".so" in spec:
-        path = Path(spec).expanduser().resolve()
+        path = Path(os.path.realpath(os.path.expanduser(spec)))  # noqa: PTH111 - pathlib raises over ~nobody and loops
         if not path.is_file():
             raise InputError(f"there is no libnccl at {spec}", expected="a libnccl.so.2", todo="check the path")
         return _label(path), path

@@ -14,6 +14,7 @@ from lanewise.errors import InputError
 from lanewise.files import read_text
 from lanewise.talk import printable
 from tuning.predict_schedules import Family
+from tuning.preflight_results import result_paths
 from tuning.published import Row
 from tuning.runfile import Kind, Run
 from tuning.trial import Trial, is_integer
@@ -97,8 +98,8 @@ def read_preflight(runs: Path, toolchain: str) -> Preflight | None:
         raise InputError(
             f"--toolchain is {short(toolchain)}", expected="a toolchain's name, e.g. cu130", todo="correct it"
         )
-    path = runs / toolchain / "preflight.json"
-    if not path.exists():
+    path = result_paths(runs).get(toolchain)
+    if path is None:
         return None
     text = read_text(path, what="preflight's result", limit=_MOST_BYTES)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from images.matrix import find_toolchain
 from images.preflight import Report
 from images.preflight_run import preflight_wheels
-from images.preflight_view import markdown
+from images.preflight_view import document, markdown
 from images.rules import Verdict, read_approaches
 
-PAGE = Path(__file__).parents[2] / "docs/compatibility.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/compatibility.md"
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 TRIED_BY_THE_CAMPAIGN = {
     "sglang-flashinfer-fusion",
@@ -56,3 +58,15 @@ def test_the_page_is_fresh(reports: list[Report]) -> None:
     assert DATE.sub("", "| Approach |" + written[2]) == DATE.sub("", markdown(reports)), (
         "run ./inv preflight --markdown, and put what it prints below the page's introduction"
     )
+
+
+@pytest.mark.network
+@pytest.mark.timeout(600)
+def test_the_shipped_results_are_fresh(reports: list[Report]) -> None:
+    """They are what a clone knows before its user has run preflight."""
+    for report in reports:
+        shipped = json.loads((ROOT / "images/preflight" / f"{report.toolchain}.json").read_text())
+        found = json.loads(json.dumps(document(report)))
+        assert {**shipped, "date": ""} == {**found, "date": ""}, (
+            f"run ./inv preflight --toolchain {report.toolchain} --output images/preflight/{report.toolchain}.json"
+        )

@@ -287,6 +287,11 @@ def test_what_cannot_be_meant_is_refused_with_the_value(changes: dict[str, objec
     assert caught.value.todo
 
 
+def test_a_size_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="42KiB=12"):
+        ask(allreduce=("43008=225", "42KiB=12"))
+
+
 def test_numbers_that_exclude_each_other_are_named() -> None:
     """At 250 us the allreduces alone take 30.5 ms: more than a whole step at an accept length of 1.5."""
     with pytest.raises(InputError) as caught:

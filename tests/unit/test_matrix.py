@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from images.build_plan import BaseKind, Profile
 from images.differences import differences
@@ -171,7 +172,7 @@ def test_pins_as_typed() -> None:
             parse_pins([wrong])
 
 
-@pytest.mark.parametrize("change", [{"sha256": "xyz"}, {"file": "../../torch.whl"}, {"file": "torch.tar"}, {"size": 0}])
+@pytest.mark.parametrize("change", [{"sha256": "xyz"}, {"file": "../../torch.whl"}, {"file": "torch.tar"}])
 def test_a_lock_that_is_wrong_is_refused(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "lock.yaml"
     write_lock(lock_of(one=locked(WHEEL)), path)
@@ -180,6 +181,38 @@ def test_a_lock_that_is_wrong_is_refused(tmp_path: Path, change: dict) -> None:
         path.write_text(path.read_text().replace(str(getattr(WHEEL, name)), str(value)))
     with pytest.raises(InputError, match="cannot be understood"):
         read_lock(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 1), ("name", "../torch"), ("name", "--torch"), ("name", "Torch"), ("name", []),
+        ("version", 2.9), ("version", ""), ("version", "--index-url=x"), ("version", "\x1b[31m"), ("version", {}),
+        ("size", -1), ("size", "5"), ("size", 1.5), ("size", True), ("size", 10**30),
+    ],
+)  # fmt: skip
+def test_a_wheel_that_was_edited_by_hand_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    document = yaml.safe_load(lock_text(lock_of(one=locked(WHEEL))))
+    document["toolchains"]["one"]["3.12"]["wheels"][0][field] = value
+    (tmp_path / "lock.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError, match="cannot be understood"):
+        read_lock(tmp_path / "lock.yaml")
+
+
+@pytest.mark.parametrize("core", [["numpy"], [1], [None], [[]], 5])
+def test_a_core_that_is_no_part_of_the_wheels_is_refused(tmp_path: Path, core: object) -> None:
+    document = yaml.safe_load(lock_text(lock_of(one=locked(WHEEL))))
+    document["toolchains"]["one"]["3.12"]["core"] = core
+    (tmp_path / "lock.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError, match="cannot be understood"):
+        read_lock(tmp_path / "lock.yaml")
+
+
+def test_a_digest_that_yaml_takes_for_a_number_is_text_again(tmp_path: Path) -> None:
+    (tmp_path / "lock.yaml").write_text("toolchains: {}\nbases: {some/cuda: {digest: 12}}\n")
+    lock = read_lock(tmp_path / "lock.yaml")
+    assert lock.bases == {"some/cuda": Resolved(value="12")}
+    assert drift(lock, Lock()) == ["some/cuda: 12 -> none"]
 
 
 def test_all_of_a_lock_is_read_back(tmp_path: Path) -> None:

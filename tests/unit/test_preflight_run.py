@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +118,33 @@ def test_what_the_index_does_not_have_is_told(tmp_path: Path, index: Path) -> No
     assert not list((tmp_path / "cache").rglob("*.whl"))
 
 
+def test_what_a_killed_fetch_left_is_gone_with_the_next(index: Path) -> None:
+    wheel = make_wheel(index, "sglang", "0.5.9", SGLANG)
+    left = kept(wheel).parent / ".fetch-killed"
+    left.mkdir(parents=True)
+    (left / wheel.file).write_bytes(b"half of it")
+    fetch(wheel, "3.12")
+    assert list(kept(wheel).parent.iterdir()) == [kept(wheel)]
+    assert not check([wheel])
+
+
+def test_two_runs_fetch_a_wheel_once(index: Path) -> None:
+    wheel = make_wheel(index, "sglang", "0.5.9", SGLANG)
+    data = (index / wheel.file).read_bytes()
+    (index / wheel.file).unlink()  # a second download would fail
+    kept(wheel).parent.mkdir(parents=True)
+    other = os.open(kept(wheel).parent, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(fetch, wheel, "3.12")
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        kept(wheel).write_bytes(data)
+        os.close(other)
+        waiting.result(timeout=30)
+    assert not check([wheel])
+
+
 def test_a_fetch_that_hangs_is_ended(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = make_wheel(index, "sglang", "0.5.9", SGLANG)
     monkeypatch.setattr(wheels_module, "_SECONDS", 0.01)
@@ -220,6 +250,30 @@ def test_sources_that_are_no_text_or_cannot_be_parsed_are_named(tmp_path: Path) 
     assert [finding.verdict for finding in report.findings] == [Verdict.UNKNOWN, Verdict.UNKNOWN]
     assert "not UTF-8 text" in report.findings[0].reason
     assert "torch/cpp_extension.py: line 1" in report.findings[1].reason
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"", "no Name and Version"),
+        (b"Name: sglang\nVersion: \x1b[31mnew\n", r"its version is '\x1b[31mnew'"),
+    ],
+)
+def test_a_package_whose_metadata_is_damaged_is_not_called_absent(tmp_path: Path, metadata: bytes, said: str) -> None:
+    site = environment(tmp_path / "env") / "lib/python3.12/site-packages"
+    next(site.glob("sglang-*.dist-info/METADATA")).write_bytes(metadata)
+    absent = approach("absent", rule("absent", "package", {"name": "sglang", "present": False}, Verdict.ABSENT))
+    report = preflight_installed(str(tmp_path / "env"), toolchain(), (*APPROACHES, absent), 8)
+    assert verdicts(report) == {"table": Verdict.FAILS, "arches": Verdict.STARTS, "absent": Verdict.UNKNOWN}
+    assert said in report.findings[2].reason
+    assert any(said in remark for remark in report.remarks)
+
+
+def test_an_environment_without_any_of_the_packages_is_refused(tmp_path: Path) -> None:
+    install(tmp_path / "env/lib/python3.12/site-packages", {"pip/__init__.py": ""}, "pip", "24.0")
+    with pytest.raises(InputError, match="holds no package that could be judged"):
+        preflight_installed(str(tmp_path / "env"), toolchain(), APPROACHES, 8)
 
 
 def test_a_single_file_is_nothing_that_packages_are_installed_in(tmp_path: Path) -> None:

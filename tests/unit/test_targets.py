@@ -13,6 +13,7 @@ from pathlib import Path
 
 import docker.errors
 import pytest
+import requests
 
 from images import container
 from images.contents import DamagedError, Member
@@ -322,6 +323,10 @@ class FakeEngine:
     def create(self, image: str, command: list[str]) -> FakeEngine:
         if image == "missing":
             raise docker.errors.ImageNotFound("no such image")
+        if image == "Bad Name":
+            refusal = requests.Response()
+            refusal.status_code = 400
+            raise docker.errors.APIError("bad request", response=refusal, explanation="invalid reference format")
         self.done.append("created")
         return self
 
@@ -378,6 +383,12 @@ def test_the_container_is_removed_when_the_walk_is_left_early(engine: FakeEngine
 def test_an_image_that_is_not_there_is_an_input_error(engine: FakeEngine) -> None:
     with pytest.raises(InputError, match="'missing'"):
         read_all("missing")
+    assert engine.done == ["closed"]
+
+
+def test_a_name_that_no_image_can_have_is_an_input_error(engine: FakeEngine) -> None:
+    with pytest.raises(InputError, match=r"'Bad Name'.*invalid reference format"):
+        read_all("Bad Name")
     assert engine.done == ["closed"]
 
 
