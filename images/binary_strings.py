@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _TOOL = re.compile(rb"release (\d{1,2}\.\d{1,2}), V(\d{1,2}\.\d{1,2}\.\d{1,4})\b")
@@ -11,7 +11,9 @@ _TOOL = re.compile(rb"release (\d{1,2}\.\d{1,2}), V(\d{1,2}\.\d{1,2}\.\d{1,4})\b
 _TARGET = re.compile(rb"\bsm_(\d{2,3}[af]?)\0")
 _NCCL = re.compile(rb"NCCL version (\d[\w.]{0,30}) compiled with CUDA (\d{1,2}\.\d{1,2})")
 """As libnccl says when it starts (NCCL's src/init.cc, showVersion)."""
-_PATTERNS = {b"release ": _TOOL, b"sm_": _TARGET, b"NCCL version ": _NCCL}
+TOOL_STRINGS = {b"release ": _TOOL, b"sm_": _TARGET}
+NCCL_STRINGS = {b"NCCL version ": _NCCL}
+"""What is looked for in which kind of file: what a pattern must begin with, and the pattern."""
 _LEAST_SM = 50
 """CUDA 12 compiles for none below (its release notes), though its compilers still name some."""
 _OVERLAP = 128
@@ -33,18 +35,21 @@ class ToolVersion:
 
 
 class StringFinder:
-    """Collects what it recognises in a file that passes by in pieces (a Listener of device_code)."""
+    """Collects what it recognises in a file that passes by in pieces (a Listener of device_code).
 
-    def __init__(self) -> None:
+    Args:
+        patterns: TOOL_STRINGS or NCCL_STRINGS.
+    """
+
+    def __init__(self, patterns: Mapping[bytes, re.Pattern[bytes]]) -> None:
         self._end = b""
-        self._found: dict[re.Pattern[bytes], set[tuple[bytes, ...]]] = {
-            pattern: set() for pattern in _PATTERNS.values()
-        }
+        self._patterns = patterns
+        self._found: dict[re.Pattern[bytes], set[tuple[bytes, ...]]] = {_TOOL: set(), _TARGET: set(), _NCCL: set()}
 
     def feed(self, data: bytes) -> None:
         """The next bytes."""
         text = self._end + data
-        for prefix, pattern in _PATTERNS.items():
+        for prefix, pattern in self._patterns.items():
             found = self._found[pattern]
             if prefix in text and len(found) < _MOST_FOUND:  # a hundred times faster than the pattern where it is rare
                 found.update(match.groups() for match in pattern.finditer(text))

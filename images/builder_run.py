@@ -101,7 +101,7 @@ def run_job(job: Job, client: DockerClient, progress: Progress) -> None:
 
 @contextmanager
 def _container(job: Job, client: DockerClient) -> Iterator[Container]:
-    from docker.errors import DockerException, NotFound  # noqa: PLC0415 - as in images/engine.py
+    from docker.errors import DockerException, NotFound  # noqa: PLC0415 - as in lanewise/engine.py
     from docker.types import LogConfig, Mount  # noqa: PLC0415
     from requests.exceptions import RequestException  # noqa: PLC0415
 
@@ -154,7 +154,7 @@ class _Output:
         self._reader.start()
 
     def _read(self) -> None:
-        from docker.utils.socket import frames_iter  # noqa: PLC0415 - as in images/engine.py
+        from docker.utils.socket import frames_iter  # noqa: PLC0415 - as in lanewise/engine.py
 
         with suppress(OSError, ValueError):  # the engine is gone: what is asked of it next says so
             for _, piece in frames_iter(self._socket, tty=False):  # type: ignore[no-untyped-call]

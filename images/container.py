@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from images.contents import Stream
-from images.engine import engine_state
 from images.engine_errors import asking, short
+from lanewise.engine import engine_state
 from lanewise.errors import InputError, UnreachableError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def exported(image: str) -> Iterator[Stream]:
     state = engine_state()
     if not state.present:
         raise UnreachableError(
-            f"cannot audit the container image {shown!r}: {state.detail}",
+            f"cannot read the container image {shown!r}: {state.detail}",
             expected="a Docker or Podman engine at DOCKER_HOST or the default socket",
             todo="start it, or audit a file: docker export of a container, a wheel, a folder",
         )

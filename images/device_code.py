@@ -18,6 +18,7 @@ from images.contents import Buffer, DamagedError, Stream, read_exactly
 from images.elf import CUDA, HEADER_BYTES, Header, Section, find_sections, is_elf, read_header
 from images.fatbin import (
     EXECUTABLE_SECTION,
+    LARGE_DATA_SECTIONS,
     MAGIC,
     RELOCATABLE_SECTION,
     BufferCursor,
@@ -37,7 +38,7 @@ _TAIL_BYTES = 8 << 20
 megabytes in a library that was not stripped, between the two."""
 _NEW_CUBIN_ABI = 8
 _STRINGS_SECTION = b".rodata"
-_SECTIONS = frozenset({EXECUTABLE_SECTION, RELOCATABLE_SECTION, _STRINGS_SECTION})
+_SECTIONS = frozenset({EXECUTABLE_SECTION, RELOCATABLE_SECTION, _STRINGS_SECTION, *LARGE_DATA_SECTIONS})
 _CHUNK = 1 << 20
 
 
@@ -47,16 +48,18 @@ class DeviceCode:
 
     Attributes:
         executable: what runs as it is.
+        embedded: what a library keeps among its data, and loads itself.
         relocatable: what still has to be linked on the device's side; a linked file keeps it beside the result.
     """
 
     executable: tuple[Entry, ...] = ()
+    embedded: tuple[Entry, ...] = ()
     relocatable: tuple[Entry, ...] = ()
 
     @property
     def relevant(self) -> tuple[Entry, ...]:
-        """What decides where it runs, and what cuobjdump lists: executable code, or relocatable if that is all."""
-        return self.executable or self.relocatable
+        """What decides where it runs: executable code (all that cuobjdump lists) and embedded, or relocatable alone."""
+        return (*self.executable, *self.embedded) or self.relocatable
 
 
 class Listener(Protocol):
@@ -108,16 +111,21 @@ def _sorted(found: Iterable[Container], sections: Sequence[Section]) -> DeviceCo
     """Containers by what their section means; those elsewhere are bytes that look like one."""
     places = {
         name: [range(section.offset, section.offset + section.size) for section in sections if section.name == name]
-        for name in (EXECUTABLE_SECTION, RELOCATABLE_SECTION)
+        for name in (EXECUTABLE_SECTION, RELOCATABLE_SECTION, *LARGE_DATA_SECTIONS)
     }
     entries: dict[bytes, list[Entry]] = {name: [] for name in places}
     for container in found:
         for name, ranges in places.items():
             if any(container.offset in place for place in ranges):
-                if container.fault:
+                if not container.fault:
+                    entries[name] += container.entries
+                elif name not in LARGE_DATA_SECTIONS:  # among data, other bytes may look like the beginning of one
                     raise DamagedError(container.fault)
-                entries[name] += container.entries
-    return DeviceCode(executable=tuple(entries[EXECUTABLE_SECTION]), relocatable=tuple(entries[RELOCATABLE_SECTION]))
+    return DeviceCode(
+        executable=tuple(entries[EXECUTABLE_SECTION]),
+        embedded=tuple(entry for name in LARGE_DATA_SECTIONS for entry in entries[name]),
+        relocatable=tuple(entries[RELOCATABLE_SECTION]),
+    )
 
 
 def _whole(found: Iterable[Container]) -> DeviceCode:
@@ -132,6 +140,7 @@ def _joined(parts: Iterable[DeviceCode]) -> DeviceCode:
     kept = list(parts)
     return DeviceCode(
         executable=tuple(entry for part in kept for entry in part.executable),
+        embedded=tuple(entry for part in kept for entry in part.embedded),
         relocatable=tuple(entry for part in kept for entry in part.relocatable),
     )
 
@@ -169,10 +178,15 @@ def _object_in_buffer(buffer: Buffer, origin: int, size: int, listener: Listener
 
 def _in_sections(buffer: Buffer, origin: int, sections: Sequence[Section]) -> Iterator[Container]:
     for section in sections:
-        if section.name in (EXECUTABLE_SECTION, RELOCATABLE_SECTION):
-            start = origin + section.offset
+        if section.name == _STRINGS_SECTION:
+            continue
+        start = origin + section.offset
+        try:
             for container in containers(BufferCursor(buffer, start, start + section.size, origin=origin)):
                 yield replace(container, offset=container.offset - origin)
+        except DamagedError:
+            if section.name not in LARGE_DATA_SECTIONS:
+                raise
 
 
 def _tell(listener: Listener, buffer: Buffer, sections: Sequence[Section]) -> None:

@@ -32,7 +32,7 @@ def asking(what: str, *, todo: str = _SEE_THE_LOG) -> Iterator[None]:
         UnreachableError: it does not answer, or no longer.
         LanewiseError: it refuses.
     """
-    from docker.errors import APIError, DockerException  # noqa: PLC0415 - as in images/engine.py
+    from docker.errors import APIError, DockerException  # noqa: PLC0415 - as in lanewise/engine.py
     from requests.exceptions import RequestException  # noqa: PLC0415
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
 

@@ -54,7 +54,7 @@ class Ran:
 
 def present(name: str, client: DockerClient) -> Image | None:
     """The image of that name or id, if the engine has it."""
-    from docker.errors import ImageNotFound  # noqa: PLC0415 - as in images/engine.py
+    from docker.errors import ImageNotFound  # noqa: PLC0415 - as in lanewise/engine.py
 
     with asking(f"look for the image {name[:100]}"):
         try:
@@ -98,7 +98,7 @@ def run_once(client: DockerClient, image: str, command: Sequence[str], *, key: s
 
 
 def _code(container: Container, seconds: int) -> int:
-    from requests.exceptions import RequestException  # noqa: PLC0415 - as in images/engine.py
+    from requests.exceptions import RequestException  # noqa: PLC0415 - as in lanewise/engine.py
 
     try:
         return int(container.wait(timeout=seconds)["StatusCode"])
@@ -240,7 +240,7 @@ def remove_untagged(key: str, client: DockerClient) -> None:
 
 def _remove(client: DockerClient, label: str) -> None:
     """Remove untagged images with this label, and containers; the engine may need a moment to let go of them."""
-    from docker.errors import DockerException  # noqa: PLC0415 - as in images/engine.py
+    from docker.errors import DockerException  # noqa: PLC0415 - as in lanewise/engine.py
 
     until = time.monotonic() + _SECONDS_TO_LET_GO
     while time.monotonic() < until:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from images.binary_strings import StringFinder
+from images.binary_strings import NCCL_STRINGS, TOOL_STRINGS, StringFinder
 from images.capability import Capability, CodeTarget, Verdict, verdict
 from images.contents import Buffer, Member, Stream
 from images.device_code import DeviceCode, read_device_code
@@ -129,7 +129,7 @@ def examine(member: Member, *, capability: Capability, table: Sequence[Unused]) 
         DamagedError: it cannot be read, or does not hold what its headers promise.
     """
     named = _PROGRAM.search(member.path) or _COMPILER_LIBRARY.search(member.path)
-    finder = StringFinder() if named or _NCCL.search(member.path) else None
+    finder = StringFinder(TOOL_STRINGS) if named else StringFinder(NCCL_STRINGS) if _NCCL.search(member.path) else None
     with member.open() as content:
         code = read_device_code(content, member.size, name=member.name, listener=finder)
         if code:
@@ -154,7 +154,7 @@ def _library(member: Member, code: DeviceCode, capability: Capability, table: Se
         path=member.path,
         size=member.size,
         code=_summed(code.relevant),
-        relocatable=_summed(code.relocatable if code.executable else ()),
+        relocatable=_summed(code.relocatable if code.executable or code.embedded else ()),
         verdict=verdict({entry.target for entry in code.relevant}, capability),
         unused=reason(member.path, capability, table),
     )

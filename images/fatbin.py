@@ -20,6 +20,8 @@ from images.contents import Buffer, DamagedError, Stream
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 EXECUTABLE_SECTION = b".nv_fatbin"
+LARGE_DATA_SECTIONS = (b".ldata", b".lrodata")
+"""Data beyond 2 GB of reach (x86-64's large model). cuFFT keeps kernels there, and loads them itself."""
 RELOCATABLE_SECTION = b"__nv_relfatbin"
 """Code for device linking (nvcc -rdc=true); it stays in the linked file, beside what was linked from it."""
 _CONTAINER = struct.Struct("<IHHQ")

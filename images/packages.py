@@ -12,7 +12,7 @@ from email.parser import HeaderParser
 from fnmatch import translate
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from images.capability import Capability
 from images.contents import DamagedError, Member
@@ -201,5 +201,5 @@ def _distribution(metadata: str) -> tuple[str, str]:
         raise DamagedError("no Name and Version")
     try:
         return str(canonicalize_name(headers["Name"])), str(Version(headers["Version"]))
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one; so is that of a number with thousands of digits
         raise DamagedError(f"its version is {headers['Version'][:80]!r}") from None

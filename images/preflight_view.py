@@ -93,8 +93,17 @@ def place(evidence: Evidence) -> str:
     return f"{evidence.file}:{evidence.line}" if evidence.line else evidence.file
 
 
-def side_by_side(reports: Sequence[Report]) -> Table:
+def side_by_side(reports: Sequence[Report]) -> RenderableType:
     """One line an approach, one column a toolchain; lines that differ are marked with *."""
+    heads = [_heading(report) for report in reports]
+    remarks = [Text(f"remark: {report.toolchain}: {remark}") for report in reports for remark in report.remarks]
+    how = Text(
+        "* differs. What each ends in or needs: --toolchain NAME; evidence, and what would unblock it: --approach ID"
+    )
+    return Group(*heads, "", _matrix(reports), "", *remarks, how)
+
+
+def _matrix(reports: Sequence[Report]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("approach", no_wrap=True)

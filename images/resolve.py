@@ -26,7 +26,9 @@ _GLIBC = (2, 36)
 _OLDEST_GLIBC = 5
 _SECONDS = 600
 _NO_SUCH_VERSION = re.compile(r"no version of ([A-Za-z0-9.-]+)==")
+_NOT_THERE = "the Python index has no such version"
 _ELSEWHERE = "not on the Python index: it is published on an index of its own, which was not reached"
+"""A local version, such as +cu130, is what indexes of their own are for."""
 
 
 def resolve(toolchain: Toolchain, python: str, keep: Mapping[str, str]) -> LockedToolchain:
@@ -75,7 +77,8 @@ def _resolve(
             wheels = _wheels(toolchain, python, left, None if unresolved else keep)
         except _MissingError as error:
             name = str(error)
-            unresolved[f"{name}=={left.pop(name)}"] = _ELSEWHERE
+            version = left.pop(name)
+            unresolved[f"{name}=={version}"] = _ELSEWHERE if "+" in version else _NOT_THERE
             continue
         return LockedToolchain(python=python, wheels=wheels, unresolved=unresolved)
 

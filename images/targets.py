@@ -77,7 +77,7 @@ def find_target(name: str) -> Target:
 
 def _unusable(name: str, why: str) -> InputError:
     return InputError(
-        f"cannot audit {name[:300]!r}: {why}",
+        f"cannot read {name[:300]!r}: {why}",
         expected="a library, a wheel, a folder, a tar archive of a root file system, or the name of a container image",
         todo="check the path or the name",
     )

@@ -33,7 +33,7 @@ class LeaveOut:
     """
 
     of: str
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     whole: bool = False
 
     def applies(self, versions: Mapping[str, str]) -> bool:

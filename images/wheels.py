@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -110,12 +111,15 @@ def _download(what: list[str], folder: Path, python: str, wheel: LockedWheel) ->
                *(word for tag in platform_tags() for word in ("--platform", tag)), *what]  # fmt: skip
     try:
         done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, timeout=_SECONDS, check=False
+            command, env=_environment(folder), capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise _unfetched(wheel, f"no end within {_SECONDS} s") from None
     if done.returncode:
         message = " ".join(done.stderr.split())
+        for code in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(code) in message:
+                raise OSError(code, os.strerror(code))
         if _HASH_WORDS in message:
             raise WheelError(
                 f"the index has a {wheel.file} with another hash than the lock",
@@ -127,9 +131,12 @@ def _download(what: list[str], folder: Path, python: str, wheel: LockedWheel) ->
         raise _unfetched(wheel, f"pip chose another file of {wheel.name} {wheel.version}")
 
 
-def _environment() -> Mapping[str, str]:
-    """The user's, without constraints: they are for what is installed on this machine."""
-    return {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | {"PIP_CONSTRAINT": ""}
+def _environment(folder: Path) -> Mapping[str, str]:
+    """The user's, without constraints: they are for what is installed on this machine.
+
+    pip's own temporary files lie in `folder`, too: there they are cleared, even if pip is killed.
+    """
+    return {**os.environ, "PIP_CONSTRAINT": os.devnull, "TMPDIR": str(folder)}
 
 
 def _unfetched(wheel: LockedWheel, why: str) -> WheelError:

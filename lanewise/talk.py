@@ -94,7 +94,6 @@ class Track:
         elif lasting:
             say(f"[{done}/{total}] {remark}")
 
-
     def remark(self, text: str) -> None:
         """Tell what is done, where nobody knows how much there is to do."""
         if self._progress and self._task is not None:

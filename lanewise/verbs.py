@@ -69,7 +69,7 @@ def verb(*positional: str, **help_texts: str) -> Callable[[Verb], Task[Any]]:
             typed, texts = positional[:words_typed], help_texts
 
         @functools.wraps(function)
-        def run(context: Context, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
+        def run(context: Context, /, **kwargs: Any) -> None:  # noqa: ANN401 - invoke passes what it parsed
             words = [kwargs.pop(name) for name in typed] if any_number else []
             if code := guarded(function, context, *words, **kwargs):
                 raise Exit(code=int(code))

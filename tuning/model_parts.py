@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -153,13 +154,13 @@ def find_parts(name_or_path: str) -> ModelParts:
     if name_or_path in shipped_models():
         return shipped_models()[name_or_path]
     path = Path(name_or_path)
-    if "/" not in name_or_path and not path.exists():
+    if "/" not in name_or_path and not os.path.exists(path):  # noqa: PTH110 - never raises, however long the name is
         raise InputError(
-            f"there is no model {name_or_path!r}",
+            f"there is no model {short(name_or_path)}",
             expected=f"one of {', '.join(shipped_models())}, or a path to a config.json or its folder",
             todo="name one of these",
         )
-    path = path / "config.json" if path.is_dir() else path
+    path = path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 - as above
     text = read_text(path, what="model config", limit=_MAX_FILE_BYTES)
     try:
         document = json.loads(text)

@@ -85,5 +85,5 @@ def _unfetched(requirement: str, why: str) -> LanewiseError:
     return LanewiseError(
         f"cannot fetch {requirement}: {why}",
         expected="a wheel on the Python index that pip is set up for",
-        todo="check release and network, or name a libnccl.so.2 by path",
+        todo="check network, release and build (cu12-2.27.5 has no cu13), or name a libnccl.so.2 by path",
     )

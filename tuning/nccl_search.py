@@ -8,6 +8,7 @@ the library is a result, not an accident.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -136,9 +137,9 @@ def run_search(
     if broken := [name for name in SEARCH_SETTINGS if "\0" in settings.get(name, "")]:
         raise InputError(f"{broken[0]} holds a NUL", expected="text", todo="correct it")
     if graph_file := settings.get("NCCL_GRAPH_FILE"):
-        path = Path(graph_file).expanduser()
+        path = Path(os.path.realpath(os.path.expanduser(graph_file)))  # noqa: PTH111 - pathlib raises over ~nobody
         read_graphs(read_text(path, what="graph file", limit=_MAX_GRAPH_BYTES), where=f"graph file {path}")
-        settings = {**settings, "NCCL_GRAPH_FILE": str(path.resolve())}
+        settings = {**settings, "NCCL_GRAPH_FILE": str(path)}
     # The release is the library's own word, so what depends on it is learnt by asking.
     first = _run(library, _one_node(topology_xml, network=True), settings, timeout)
     if not KNOWN.get(first.release, True):

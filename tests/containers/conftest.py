@@ -12,17 +12,13 @@ import pytest
 
 from images.bases import ensure_base
 from images.build_plan import Base, BaseKind
-from images.engine import engine_state
 from images.wheels import cache_folder
+from lanewise.engine import engine_state
 from lanewise.errors import LanewiseError
 
 BOOKWORM = Base(name="debian-bookworm", kind=BaseKind.DEBIAN, reference="bookworm", python="3.11")
 CACHE = cache_folder().parent
 """The clone's own: bases, packages and sources are fetched once."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "containers: starts containers on a real engine (seconds to minutes each)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

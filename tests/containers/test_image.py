@@ -25,6 +25,7 @@ from images.image_checks import Checked
 from lanewise.errors import LanewiseError
 from tests.unit.makers_images import BOOKWORM, locked, make_plan, make_wheel, make_workers
 
+pytestmark = pytest.mark.timeout(600)  # two builds a test, on a machine that others use, too
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {"demo/sm90/*": "for compute capability 9.0"}
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from images.audit import Audit, audit, exit_code
 from images.audit_view import document, show
-from images.binary_strings import StringFinder
+from images.binary_strings import NCCL_STRINGS, TOOL_STRINGS, StringFinder
 from images.capability import Capability, Verdict
 from images.unused import read_unused
 from lanewise.errors import ExitCode, InputError
@@ -234,14 +234,14 @@ def test_nccl_says_what_it_was_built_with(tmp_path: Path) -> None:
 def test_text_is_found_across_pieces() -> None:
     text = b"x" * 500 + b"NCCL version 2.30.7 compiled with CUDA 13.3\n" + b"y" * 500
     for size in (1, 7, 100, 2000):
-        finder = StringFinder()
+        finder = StringFinder(NCCL_STRINGS)
         for start in range(0, len(text), size):
             finder.feed(text[start : start + size])
         assert finder.nccl == ("2.30.7", "13.3"), size
 
 
 def test_of_several_versions_none_is_the_tools_own() -> None:
-    finder = StringFinder()
+    finder = StringFinder(TOOL_STRINGS)
     finder.feed(RELEASE % (b"12.8", b"12.8.93") + RELEASE % (b"12.9", b"12.9.86"))
     assert finder.tool is None
 
@@ -277,3 +277,11 @@ def test_the_verdict_comes_first(files: dict[str, bytes], says: str, tmp_path: P
 
 def test_names_cannot_drive_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in printed(audited(tmp_path, {"a\x1b[2J.so": NATIVE, "b\x1b.so": NATIVE[:-9]}))
+
+
+def test_every_row_of_the_table_holds_for_sources_and_libraries_alike(tmp_path: Path) -> None:
+    """A row is a key where sources are counted by package."""
+    for number, row in enumerate(read_unused()):
+        folder = row.paths[0].split("*")[0].rstrip("/.") or "package"
+        files = {f"site-packages/{folder}/kernel{end}": content for end, content in ((".cu", b""), (".so", NONE))}
+        audited(tmp_path / str(number), files)

@@ -75,6 +75,15 @@ def test_relocatable_copies_are_told_apart() -> None:
     assert found.relevant == found.executable
 
 
+def test_code_among_large_data_counts_beside_what_the_toolkit_registers() -> None:
+    """As cuFFT has it: an empty piece where tools look, and its kernels in .ldata."""
+    among = b"text" * 4 + fake_fatbin(fake_entry(120)) + MAGIC + bytes(60) + fake_fatbin(fake_entry(90))
+    found = both(fake_elf([(".nv_fatbin", fake_fatbin(fake_entry(75))), (".ldata", among)]))
+    assert found
+    assert (names(found.executable), names(found.embedded)) == ({"sm_75": 1}, {"sm_120": 1, "sm_90": 1})
+    assert names(found.relevant) == {"sm_75": 1, "sm_120": 1, "sm_90": 1}
+
+
 def test_relocatable_code_counts_where_there_is_no_other() -> None:
     found = both(fake_library(relocatable=[fake_entry(90)]))
     assert found

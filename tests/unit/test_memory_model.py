@@ -475,3 +475,9 @@ def test_the_verb_answers_no_with_exit_code_3(capsys: pytest.CaptureFixture[str]
     assert not json.loads(capsys.readouterr().out)["fits"]
     predict_memory(Context(), json=True)
     assert json.loads(capsys.readouterr().out)["fits"]
+
+
+@pytest.mark.parametrize("name", [5000 * "a", 5000 * "a" + "/config.json", "~no-such-user", "nothing\0"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"there is no model|cannot read model config"):
+        find_parts(name)

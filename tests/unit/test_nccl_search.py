@@ -196,6 +196,8 @@ def test_a_graph_file_is_read_before_nccl_reads_it(tmp_path: Path) -> None:
         search(settings={"NCCL_GRAPH_FILE": str(tmp_path / "graph.xml")})
     with pytest.raises(InputError, match="no such file"):
         search(settings={"NCCL_GRAPH_FILE": str(tmp_path / "none.xml")})
+    with pytest.raises(InputError, match="no such file"):
+        search(settings={"NCCL_GRAPH_FILE": "~no-such-user/graph.xml"})
 
 
 def elf(symbols: dict[str, int]) -> bytes:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import subprocess
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +24,7 @@ from images.preflight_view import document, explain, markdown, show, side_by_sid
 from images.rules import Approach, Group, Rule, Verdict
 from images.wheels import WheelError, check, fetch, kept
 from lanewise import talk
-from lanewise.errors import InputError
+from lanewise.errors import InputError, LanewiseError
 from tests.unit.makers_wheels import make_toolchain, make_wheel
 
 SGLANG = {"sglang/__init__.py": "", "sglang/tables.py": "SIZES = {9: 1}\nSIZES[12]\n"}
@@ -126,6 +127,19 @@ def test_what_a_killed_fetch_left_is_gone_with_the_next(index: Path) -> None:
     fetch(wheel, "3.12")
     assert list(kept(wheel).parent.iterdir()) == [kept(wheel)]
     assert not check([wheel])
+
+
+def test_a_disk_that_is_full_ends_it_instead_of_leaving_verdicts_unknown(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 2, "", "OSError: [Errno 28] No space left on device\n")
+
+    wheel = make_wheel(index, "sglang", "0.5.9", SGLANG)
+    toolchain, lock = locked(tmp_path, [wheel])
+    monkeypatch.setattr(subprocess, "run", fake_pip)
+    with pytest.raises(LanewiseError, match="no space left while writing"):
+        preflight_wheels(toolchain, APPROACHES, 8, lock)
 
 
 def test_two_runs_fetch_a_wheel_once(index: Path) -> None:
@@ -258,6 +272,7 @@ def test_sources_that_are_no_text_or_cannot_be_parsed_are_named(tmp_path: Path) 
         (b"\xff\xfe", "not UTF-8 text"),
         (b"", "no Name and Version"),
         (b"Name: sglang\nVersion: \x1b[31mnew\n", r"its version is '\x1b[31mnew'"),
+        (b"Name: sglang\nVersion: " + 9000 * b"1", "its version is '1111"),
     ],
 )
 def test_a_package_whose_metadata_is_damaged_is_not_called_absent(tmp_path: Path, metadata: bytes, said: str) -> None:

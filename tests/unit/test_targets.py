@@ -81,7 +81,7 @@ def test_what_is_no_path_is_an_image(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "/no/such", "./no", "no.whl", "x\0y", "/dev/null", "a" * 5000])
 def test_what_is_neither_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="cannot audit"):
+    with pytest.raises(InputError, match="cannot read"):
         find_target(name)
 
 

@@ -121,3 +121,14 @@ def test_a_verb_takes_any_number_of_words(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "argv", ["inv", "gather"])
     verb(files="files", json="as JSON")(gather).body(Context(), json=False)
     assert taken[1] == ((), False)
+
+
+def test_an_option_may_be_called_what_invoke_calls_its_own() -> None:
+    """predict-memory has --context, the tokens of a request."""
+    taken: list[int] = []
+
+    def predict(_context: Context, context: int = 8192) -> None:
+        taken.append(context)
+
+    verb(context="tokens")(predict).body(Context(), context=16)
+    assert taken == [16]
