@@ -123,7 +123,8 @@ def audit(
     gpus="SM120 GPUs of the node, joined by PCIe",
     approach="comma list of approaches (default: all): everything that is known; exit code 3 unless all of them start",
     pin="take this version instead, e.g. sglang==0.5.21 (may be repeated)",
-    output="where to write the result (default: runs/TOOLCHAIN/preflight.json; with --approach or --pin nowhere)",
+    output="where to write the result (default: runs/TOOLCHAIN/preflight.json; nowhere with --approach, --pin, --env "
+    "or --image)",
     markdown="print as a Markdown table",
     json="print as JSON",
 )
@@ -174,7 +175,7 @@ def preflight(
         else:
             report = preflight_wheels(chosen, catalogue, gpus)
         path = Path(output) if output else RUNS / name / "preflight.json"
-        if output or not (approach or pins):  # what if is no result of the toolchain's
+        if output or not (approach or pins or installed):  # anything else is no result of the toolchain's
             write_report(report, path)
             talk.say(f"written: {shown_path(path)}")
         reports.append(report)

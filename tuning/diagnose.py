@@ -182,10 +182,21 @@ def _of_releases(evidence: Evidence) -> Iterator[Sign]:
     sm120 = any("Blackwell" in m or "RTX 50" in m for reading in evidence.readings for m in reading.models)
     if releases[0] < _FIRST_WITH_SM120 and sm120:
         yield Sign(name="nccl-without-sm120", text=f"NCCL {shown} has no code for SM120", where=where)
-    zen5 = [cpu for cpu in evidence.topology.cpus if _is_zen5(cpu)] if evidence.topology else []
-    if len(zen5) > 1 and releases[0] < _FIXED_SEARCH:
+    if _zen5_sockets(evidence) > 1 and releases[0] < _FIXED_SEARCH:
         text = f"NCCL {shown} counts 16 GB/s between Zen 5 sockets, and tries no ring below 18"
         yield Sign(name="search-fails-in-this-release", text=text, where=where)
+
+
+def search_fails_unasked(evidence: Evidence) -> bool:
+    """Whether NCCL's search is known to fail on such a node, by releases that may be there, and no file tells of it."""
+    told = {sign.name for sign in evidence.signs} & {"search-failed", "search-succeeded"}
+    releases = [release for reading in evidence.readings for release in reading.releases]
+    fixed = bool(releases) and min(releases) >= _FIXED_SEARCH
+    return _zen5_sockets(evidence) > 1 and not told and not fixed
+
+
+def _zen5_sockets(evidence: Evidence) -> int:
+    return sum(map(_is_zen5, evidence.topology.cpus)) if evidence.topology else 0
 
 
 def _is_zen5(cpu: Cpu) -> bool:

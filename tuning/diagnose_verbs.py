@@ -65,9 +65,9 @@ def diagnose(
     diagnosis = conclude(evidence)
     worth = worth_of(diagnosis, evidence, messages, rate=now, accept=tokens)
     if json:
-        talk.put_json(diagnose_view.document(evidence, diagnosis, worth))
+        talk.put_json(diagnose_view.document(evidence, diagnosis, worth, topology=topology))
     else:
-        talk.put(talk.printable(diagnose_view.show(evidence, diagnosis, worth)))
+        talk.put(talk.printable(diagnose_view.show(evidence, diagnosis, worth, topology=topology)))
     return ExitCode.ANSWER_IS_NO if diagnosis.verdict is Verdict.FAULT else None
 
 

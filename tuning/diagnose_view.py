@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from tuning.causes import expected
-from tuning.diagnose import NAMED, POSSIBLE, Diagnosis, Judged, Ranked, Verdict
+from tuning.diagnose import NAMED, POSSIBLE, Diagnosis, Judged, Ranked, Verdict, search_fails_unasked
 from tuning.evidence import Evidence
 from tuning.repair_worth import Worth
 from tuning.speculation_model import Span
@@ -38,12 +39,25 @@ def first_step(diagnosis: Diagnosis) -> tuple[str, str]:
     return "", ""
 
 
-def show(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None) -> str:
-    """The diagnosis for people."""
-    return "\n".join(_lines(evidence, diagnosis, worth))
+def plan_step(evidence: Evidence, topology: str) -> tuple[str, str]:
+    """How to ask for NCCL's plan, and why: where its search is known to fail on such a node, and was not looked at.
+
+    Args:
+        evidence: what is known of the host.
+        topology: the node as the user named it; "" where it was not named.
+    """
+    if not topology or not search_fails_unasked(evidence):
+        return "", ""
+    command = f"./inv nccl-plan --topology {shlex.quote(topology)}"
+    return command, "NCCL's plan was not consulted; before 2.31 its search fails between Zen 5 sockets"
 
 
-def _lines(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None) -> Iterator[str]:
+def show(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None, *, topology: str = "") -> str:
+    """The diagnosis for people; `topology` as in `plan_step`."""
+    return "\n".join(_lines(evidence, diagnosis, worth, topology))
+
+
+def _lines(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None, topology: str) -> Iterator[str]:
     yield _headline(diagnosis)
     yield ""
     for reading in evidence.readings:
@@ -54,11 +68,11 @@ def _lines(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None) -> Ite
     for ranked in _shown(diagnosis):
         yield ""
         yield from _cause(ranked)
-    command, why = first_step(diagnosis)
-    if command:
-        yield ""
-        yield f"next: {command}"
-        yield f"      {why}"
+    for command, why in (first_step(diagnosis), plan_step(evidence, topology)):
+        if command:
+            yield ""
+            yield f"next: {command}"
+            yield f"      {why}"
     if worth:
         yield from ("", *_worth(worth))
 
@@ -129,9 +143,10 @@ def _span(span: Span, digits: int = 0) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def document(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None) -> dict[str, Any]:
-    """The diagnosis for programs; what is predicted says so."""
+def document(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None, *, topology: str = "") -> dict[str, Any]:
+    """The diagnosis for programs; what is predicted says so; `topology` as in `plan_step`."""
     command, why = first_step(diagnosis)
+    plan, unasked = plan_step(evidence, topology)
     return {
         "diagnosis": 1,
         "verdict": diagnosis.verdict.value,
@@ -168,6 +183,7 @@ def document(evidence: Evidence, diagnosis: Diagnosis, worth: Worth | None) -> d
             if ranked.because
         ],
         "next": {"command": command, "why": why},
+        "next_plan": {"command": plan, "why": unasked},
         "worth": _worth_document(worth),
         "notes": list(diagnosis.notes),
     }

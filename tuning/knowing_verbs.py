@@ -226,22 +226,24 @@ def verdicts(
 ) -> None:
     """Tell what is concluded of every approach, on which evidence, and what would reopen it."""
     ledger = read_ledger(RUNS)
+    for remark in ledger.remarks:
+        talk.say(f"remark: {remark}")
     _known(ledger, approach, toolchain, node_class)
     standings = about(ledger.standings, approach=approach, toolchain=toolchain, node_class=node_class)
     if changed:
         changes = parse_changes(changed, ledger)
         results = [result for result in ledger.results if toolchain in ("", result.toolchain)]
-        found, stale = reopened(standings, changes), unseen(results, changes)
+        found, stale = reopened(standings, changes, beside=ledger.standings), unseen(results, changes)
         if json:
-            talk.put_json(ledger_view.reopened_document(found, stale, changes))
+            talk.put_json({**ledger_view.reopened_document(found, stale, changes), "remarks": ledger.remarks})
         else:
             talk.put(ledger_view.show_reopened(found, stale, changes))
     elif json:
-        talk.put_json(ledger_view.document(standings))
+        talk.put_json({"verdicts": ledger_view.document(standings), "remarks": ledger.remarks})
     elif approach:
         talk.put("\n\n".join(map(ledger_view.explain, standings)) or "no verdict on that toolchain and node class")
     else:
-        talk.put(ledger_view.show(standings))
+        talk.put(ledger_view.Listing(standings))
 
 
 def _known(ledger: Ledger, approach: str, toolchain: str, node_class: str) -> None:

@@ -205,19 +205,43 @@ class Reopened:
     Attributes:
         standing: the verdict.
         reasons: the changes and the conditions that hold for them.
+        closers: verdicts "unsupported" on the same, of other toolchains, that were looked at up to the changed versions
+            and beyond: what is known of those closes the verdict rather than opens it.
     """
 
     standing: Standing
     reasons: tuple[tuple[Change, Reopening], ...]
+    closers: tuple[Standing, ...] = ()
 
 
-def reopened(standings: Iterable[Standing], changes: Sequence[Change]) -> tuple[Reopened, ...]:
-    """The verdicts that changes reopen, and why."""
+def reopened(
+    standings: Iterable[Standing], changes: Sequence[Change], *, beside: Sequence[Standing] = ()
+) -> tuple[Reopened, ...]:
+    """The verdicts that changes reopen, and why.
+
+    Args:
+        standings: those that are asked about.
+        changes: what is different.
+        beside: all that is known, to tell what is closed already.
+    """
     found = []
     for standing in standings:
         reasons = tuple(
             (change, condition) for change in changes for condition in standing.entry.reopens if condition.holds(change)
         )
         if reasons:
-            found.append(Reopened(standing=standing, reasons=reasons))
+            causes = [change for change, _ in reasons]
+            closers = tuple(other for other in beside if _closes(other.entry, standing.entry, causes))
+            found.append(Reopened(standing=standing, reasons=reasons, closers=closers))
     return tuple(found)
+
+
+def _closes(other: Entry, entry: Entry, changes: Iterable[Change]) -> bool:
+    same = other.approach == entry.approach and other.node_class == entry.node_class
+    if not same or other.toolchain == entry.toolchain or other.verdict is not Verdict.UNSUPPORTED:
+        return False
+    looked_at = [condition for condition in other.reopens if condition.above is not None]
+    return all(
+        any(condition.what == change.what and not condition.holds(change) for condition in looked_at)
+        for change in changes
+    )

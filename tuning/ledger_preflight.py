@@ -71,39 +71,74 @@ class PreflightResult:
         return {"cuda": self.cuda, **{component(name): version for name, version in self.versions.items()}}
 
 
-def preflight_result(document: Any, where: str) -> PreflightResult:  # noqa: ANN401 - whatever JSON can hold
+def preflight_result(document: object, where: str) -> PreflightResult:
     """A result from the document that preflight writes (docs/preflight.md).
 
     Raises:
-        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: the document is another.
+        ValueError: the document is another; the message says where.
     """
-    if document["preflight"] != FORMAT:
-        raise ValueError(f"format {short(document['preflight'])}")
+    top = _mapping(document, "the document")
+    if _value(top, "preflight") != FORMAT:
+        raise ValueError(f"preflight, the format, is {short(top['preflight'])}")
+    box = _mapping(_value(top, "box"), "box")
+    gpus, findings = _value(box, "gpus"), _value(top, "findings")
+    if not isinstance(gpus, int):
+        raise ValueError(f"gpus is {short(gpus)}")
+    if not isinstance(findings, list):
+        raise ValueError(f"findings is {short(findings)}")
+    versions = _mapping(_value(top, "versions"), "versions")
     return PreflightResult(
-        toolchain=_line(document, "toolchain"),
-        date=dt.datetime.fromisoformat(_line(document, "date")).date(),
-        read=_line(document, "read"),
-        cuda=_line(document["box"], "cuda"),
-        gpus=int(document["box"]["gpus"]),
-        versions={str(name): str(Version(version)) for name, version in document["versions"].items()},
-        findings=tuple(_finding(finding) for finding in document["findings"]),
+        toolchain=_line(top, "toolchain"),
+        date=_date(_line(top, "date")),
+        read=_line(top, "read"),
+        cuda=_line(box, "cuda"),
+        gpus=gpus,
+        versions={name: _version(name, _line(versions, name)) for name in versions},
+        findings=tuple(_finding(_mapping(finding, "a finding")) for finding in findings),
         origin=where,
     )
 
 
 def _finding(stated: Mapping[str, Any]) -> Finding:
-    names = ("approach", "verdict", "why", "rule", "error", "unblock")
-    finding = Finding(**{name: _line(stated, name) for name in names})
+    undecided = _value(stated, "verdict") == "unknown" and _value(stated, "rule") is None
+    names = ("approach", "verdict", "why", "error", "unblock")
+    finding = Finding(**{name: _line(stated, name) for name in names}, rule="" if undecided else _line(stated, "rule"))
     if finding.verdict not in PREFLIGHT_VERDICTS or not finding.approach:
-        raise ValueError(f"verdict {short(finding.verdict)} on {short(finding.approach)}")
+        raise ValueError(f"the verdict on {short(finding.approach)} is {short(finding.verdict)}")
     return finding
 
 
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {short(value)}")
+    return value
+
+
+def _value(stated: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever JSON can hold
+    if name not in stated:
+        raise ValueError(f"{name} is missing")
+    return stated[name]
+
+
 def _line(stated: Mapping[str, Any], name: str) -> str:
-    value = stated[name]
+    value = _value(stated, name)
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {short(value)}")
+        raise ValueError(f"{short(name)} is {short(value)}")
     return " ".join("".join(c if c.isprintable() else " " for c in value).split())
+
+
+def _date(text: str) -> dt.date:
+    try:
+        return dt.datetime.fromisoformat(text).date()
+    except ValueError as error:
+        raise ValueError(f"date is {short(text)}") from error
+
+
+def _version(name: str, text: str) -> str:
+    try:
+        return str(Version(text))
+    except ValueError as error:  # InvalidVersion is one; so is that of a number with thousands of digits
+        raise ValueError(f"the version of {short(name)} is {short(text)}") from error
 
 
 def join(standings: Iterable[Standing], results: Iterable[PreflightResult]) -> tuple[Standing, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from lanewise.errors import InputError
 from lanewise.files import read_text, shown_path
@@ -41,7 +41,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NEEDED = ("approach", "toolchains", "nodes", "verdict", "date", "why", "evidence")
 _OTHER = ("believed", "reopens")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What odd scalars and deep nesting raise in PyYAML, and documents of another form in `preflight_result`."""
+"""What odd scalars and deep nesting raise in PyYAML."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,12 @@ class Ledger:
     Attributes:
         standings: what holds, by approach, toolchain and node class.
         results: of preflight, by toolchain.
+        remarks: results of preflight that were left out, and why.
     """
 
     standings: tuple[Standing, ...]
     results: tuple[PreflightResult, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def approaches(self) -> list[str]:
@@ -76,15 +78,22 @@ class Ledger:
 def read_ledger(runs: Path) -> Ledger:
     """The shipped verdicts, `runs`/verdicts.yaml where there is one, and every `runs`/TOOLCHAIN/preflight.json.
 
+    A damaged result of preflight is remarked and left out: the verdicts stand without it.
+
     Raises:
-        InputError: one of them is not what it should be.
+        InputError: the verdicts are not what they should be.
     """
     entries = list(read_verdicts(SHIPPED, "shipped"))
     own = runs / "verdicts.yaml"
     if own.exists():
         entries += read_verdicts(own)
-    results = tuple(read_preflight(path) for path in result_paths(runs).values())
-    return Ledger(standings=join(latest(entries), results), results=results)
+    results, remarks = [], []
+    for path in result_paths(runs).values():
+        try:
+            results.append(read_preflight(path))
+        except InputError as error:
+            remarks.append(f"left out: {error.what}; {error.todo}")
+    return Ledger(standings=join(latest(entries), results), results=tuple(results), remarks=tuple(remarks))
 
 
 def read_verdicts(path: Path, origin: str = "") -> tuple[Entry, ...]:
@@ -181,7 +190,7 @@ def _reopening(stated: object, here: str) -> Reopening:
 def _version(value: object, here: str) -> Version:
     try:
         return Version(value if isinstance(value, str) else "")
-    except InvalidVersion as error:
+    except ValueError as error:  # as in _change
         raise _wrong(here, f"has {short(value)} as a version", 'a version in quotes, such as "2.31"') from error
 
 
@@ -239,9 +248,10 @@ def read_preflight(path: Path) -> PreflightResult:
     text = read_text(path, what="preflight result", limit=_MAX_JSON_BYTES)
     try:
         return preflight_result(json.loads(text), where)
-    except _UNREADABLE as error:
+    except (RecursionError, ValueError) as error:
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(
-            f"{where} is no result of preflight: {type(error).__name__} {short(str(error))}",
+            f"{where} is no result of preflight: {said}",
             expected=f"the form of docs/preflight.md, format {FORMAT}",
             todo="write it anew with ./inv preflight, or remove it",
         ) from error
@@ -279,7 +289,7 @@ def _change(text: str, what: str, value: str, ledger: Ledger) -> Change:
         return Change(what=what, value=value)
     try:
         return Change(what=what, value=str(Version(value)))
-    except InvalidVersion as error:
+    except ValueError as error:  # InvalidVersion is one; so is that of a number with thousands of digits
         raise _bad_change(text, "a version, such as nccl=2.32.3") from error
 
 

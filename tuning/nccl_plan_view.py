@@ -10,15 +10,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tuning.nccl_cost import CostModel
+from tuning.nccl_cost import Cell, CostModel
 from tuning.nccl_graph import Graph
 from tuning.nccl_lint import Remark
 from tuning.nccl_plan import NcclOutcome, NcclPlan, changes
 from tuning.nccl_reading import reading
 from tuning.nccl_transport import PairTransport
+from tuning.predict_view import FirstFit
 from tuning.workload import short
 
 _MOST_CHANGES = 4
+_TOGETHER = 3
+"""Cells beside each other where all do not fit: with 80 columns these do."""
+_CHANGES = (100, 60, 30)
+"""Columns of what changes: as many as the console is wide enough for."""
 _PRICES = "What NCCL takes, and its prices in us (in brackets: what it may not take)"
 
 
@@ -66,11 +71,17 @@ def _table(*headings: str) -> Table:
     return view
 
 
-def _prices(plan: NcclPlan, model: CostModel) -> Table:
+def _prices(plan: NcclPlan, model: CostModel) -> FirstFit:
     """A line a size: what NCCL takes, and its price in us of every cell; what it may not take in brackets."""
-    view = _table("bytes", "NCCL takes", "channels", *map(str, model.cells))
+    cells = model.cells
+    apart = [_prices_of(plan, cells[first : first + _TOGETHER]) for first in range(0, len(cells), _TOGETHER)]
+    return FirstFit(layouts=(_prices_of(plan, cells), Group(*apart)))
+
+
+def _prices_of(plan: NcclPlan, cells: Sequence[Cell]) -> Table:
+    view = _table("bytes", "NCCL takes", "channels", *map(str, cells))
     for size, choice in zip(plan.sizes, plan.base.choices, strict=True):
-        prices = [_price(cell.time_us(size), barred=bool(cell.barred)) for cell in model.cells]
+        prices = [_price(cell.time_us(size), barred=bool(cell.barred)) for cell in cells]
         view.add_row(f"{size:,}", str(choice.cell) if choice else "-", str(choice.channels) if choice else "-", *prices)
     return view
 
@@ -97,9 +108,13 @@ def _transports(plan: NcclPlan) -> list[RenderableType]:
     return lines
 
 
-def _alternatives(plan: NcclPlan) -> Table:
-    view = _table("instead", "ring", "tree", "what changes")
-    view.columns[-1].justify = "left"
+def _alternatives(plan: NcclPlan) -> FirstFit:
+    return FirstFit(layouts=tuple(_alternatives_in(plan, columns) for columns in _CHANGES))
+
+
+def _alternatives_in(plan: NcclPlan, columns: int) -> Table:
+    view = _table("instead", "ring", "tree")
+    view.add_column("what changes", max_width=columns)
     for outcome in plan.alternatives:
         said = list(changes(plan.base, outcome)) or ["nothing"]
         if outcome.search.reason:

@@ -61,6 +61,8 @@ def report(
     """Report on run files, ./inv report RUN... (default: the newest): one HTML page, and the same as Markdown."""
     files = _read([path for path in runs if path])
     ledger = read_ledger(RUNS)
+    for remark in ledger.remarks:
+        talk.say(f"remark: {remark}")
     if toolchain and toolchain not in ledger.toolchains:
         raise InputError(
             f"--toolchain is {toolchain[:60]!r}", expected=f"one of {', '.join(ledger.toolchains)}", todo="correct it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.identify import Experiment, Identified, Known, Reading
+from tuning.predict_view import FirstFit
 from tuning.speculation_model import Span
 from tuning.speculation_table import KS, REQUESTS, Cell, Repair
+
+_MARKS = {
+    "+": "faster than without speculation",
+    "-": "slower than without speculation",
+    "?": "open",
+    "~": "allreduces larger than any measured",
+}
+_TOGETHER = (len(KS), 4, 2)
+"""Numbers of drafts beside each other in a table: as many as the console is wide enough for."""
+_WAYS = (100, 40, 20)
+"""Columns of the cheapest ways to know something, likewise; with the last the table has 80."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,34 +94,64 @@ def show(prediction: Prediction) -> RenderableType:
     """The prediction for people."""
     known = prediction.known
     parts: list[RenderableType] = [
+        Text(answer(prediction), style="bold"),
         Text(
             f"Predicted, not measured: {known.calls} allreduces a pass, {known.row_bytes:,} bytes a row, "
             f"{known.k} drafts a step"
-        )
+        ),
     ]
     if prediction.relations:
         parts += [
             Text("\nWhat these rates identify, whatever the accept length is", style="bold"),
-            _relations(prediction),
+            FirstFit(layouts=(_relations(prediction),)),
         ]
     parts += [Text("\nParts of a step, one request", style="bold"), _parts(prediction.identified)]
     parts += [Text(f"  to {one.name}: {one.how}") for one in _wanted(prediction.identified)]
     parts += [Text("\nTokens per second of all requests, predicted", style="bold"), _cells(prediction.cells)]
-    parts.append(
-        Text(
-            "+ faster than without speculation, - slower, ? open; ~ allreduces larger than any measured\n"
-            "k = 0: without speculation"
-        )
-    )
+    parts.append(Text(_legend(prediction.cells)))
     parts += [
         Text("\nAccept length from which speculation is faster, predicted", style="bold"),
         _even(prediction.cells),
     ]
-    parts.append(Text("! above k + 1: no draft model can reach it"))
+    if any(map(_unreachable, prediction.cells)):
+        parts.append(Text("! above k + 1: no draft model can reach it"))
     title = f"\nOne request, {known.k} drafts, if each allreduce of {known.k + 1} rows took"
-    parts += [Text(title, style="bold"), _repairs(prediction)]
+    parts += [Text(title, style="bold"), FirstFit(layouts=(_repairs(prediction),))]
     parts += [Text("\nAssumed", style="bold"), Text("\n".join(f"- {told}" for told in prediction.assumptions))]
     return Group(*parts)
+
+
+def answer(prediction: Prediction) -> str:
+    """Whether speculation pays for one request, and from where on it does: a sentence or two."""
+    k = prediction.known.k
+    cell = next(cell for cell in prediction.cells if (cell.k, cell.requests) == (k, 1))
+    word = {"+": "Yes", "-": "No", "?": "Open"}[verdict(cell)]
+    drafts = "1 draft" if k == 1 else f"{k} drafts"
+    return (
+        f"{word} (predicted): with {drafts} a step one request runs at {span_text(cell.gain, 2)} of the rate without "
+        f"speculation. {_pays_from(cell, prediction)}."
+    )
+
+
+def _pays_from(cell: Cell, prediction: Prediction) -> str:
+    size = f"{prediction.known.row_bytes * (cell.k + 1):,} bytes"
+    if _unreachable(cell):
+        length = f"It would take an accept length above {span_text(cell.break_even, 2)}, and {cell.k + 1} is the most"
+    else:
+        length = f"It pays from an accept length of {span_text(cell.break_even, 2)} on ({cell.k + 1} is the most)"
+    if prediction.break_even_us.high <= 0:
+        return f"{length}; no allreduce of {size} is fast enough for it as it is"
+    return f"{length}, or with an allreduce of {size} below {span_text(_reachable(prediction.break_even_us), 0)} us"
+
+
+def _unreachable(cell: Cell) -> bool:
+    """Whether no draft model reaches the accept length from which speculation is faster."""
+    return cell.break_even.low > cell.k + 1
+
+
+def _reachable(latency: Span) -> Span:
+    """A break-even latency without its part below 0."""
+    return Span(low=max(latency.low, 0.0), high=latency.high)
 
 
 def _table(*headings: str) -> Table:
@@ -129,13 +171,17 @@ def _relations(prediction: Prediction) -> Table:
     return made
 
 
-def _parts(identified: Identified) -> Table:
-    made = _table("part", "range", "")
-    made.add_column("cheapest way to know it")
+def _parts(identified: Identified) -> FirstFit:
+    return FirstFit(layouts=tuple(_parts_in(identified, columns) for columns in _WAYS))
+
+
+def _parts_in(identified: Identified, columns: int) -> Table:
+    made = _table("part", "range", "known?")
+    made.add_column("cheapest way to know it", max_width=columns)
     for reading in identified.readings:
         value = f"{span_text(reading.span, _digits(reading))} {reading.unit}".strip()
         free = not reading.is_known
-        made.add_row(reading.name, value, "free" if free else "known", _settling(identified, reading) if free else "")
+        made.add_row(reading.name, value, "no" if free else "yes", _settling(identified, reading) if free else "")
     return made
 
 
@@ -159,16 +205,43 @@ def _digits(reading: Reading) -> int:
     return 2 if reading.unit != "us" else 1
 
 
-def _cells(cells: Sequence[Cell]) -> Table:
-    made = _table("requests; k =", *(str(k) for k in (0, *KS)))
-    for requests in REQUESTS:
-        row = [cell for cell in cells if cell.requests == requests]
-        made.add_row(str(requests), span_text(row[0].baseline, 0), *(_rate(cell) for cell in row))
-    return made
+def _cells(cells: Sequence[Cell]) -> FirstFit:
+    def some(ks: Sequence[int]) -> Table:
+        made = _table("requests; k =", "0", *map(str, ks))
+        for requests in REQUESTS:
+            row = _row(cells, requests, ks)
+            made.add_row(str(requests), span_text(row[0].baseline, 0), *map(_rate, row))
+        return made
+
+    return _together(some)
+
+
+def _row(cells: Sequence[Cell], requests: int, ks: Sequence[int]) -> list[Cell]:
+    return [cell for cell in cells if cell.requests == requests and cell.k in ks]
+
+
+def _together(some: Callable[[Sequence[int]], Table]) -> FirstFit:
+    """Tables of some numbers of drafts, below each other where all do not fit."""
+    return FirstFit(
+        layouts=tuple(
+            Group(*(some(KS[first : first + together]) for first in range(0, len(KS), together)))
+            for together in _TOGETHER
+        )
+    )
+
+
+def _legend(cells: Sequence[Cell]) -> str:
+    seen = {mark for cell in cells for mark in _marks(cell)}
+    marks = [f"{mark} {meaning}" for mark, meaning in _MARKS.items() if mark in seen]
+    return "\n".join([", ".join(marks), "k = 0: without speculation"])
 
 
 def _rate(cell: Cell) -> str:
-    return f"{span_text(cell.rate, 0)} {verdict(cell)}{'~' if cell.extrapolated else ' '}"
+    return f"{span_text(cell.rate, 0)} {_marks(cell)}"
+
+
+def _marks(cell: Cell) -> str:
+    return verdict(cell) + ("~" if cell.extrapolated else " ")
 
 
 def verdict(cell: Cell) -> str:
@@ -178,26 +251,27 @@ def verdict(cell: Cell) -> str:
     return "-" if cell.gain.high < 1 else "?"
 
 
-def _even(cells: Sequence[Cell]) -> Table:
-    made = _table("requests; k =", *(str(k) for k in KS))
-    for requests in REQUESTS:
-        row = [cell for cell in cells if cell.requests == requests]
-        made.add_row(
-            str(requests),
-            *(f"{span_text(cell.break_even, 2)}{'!' if cell.break_even.low > cell.k + 1 else ''}" for cell in row),
-        )
-    return made
+def _even(cells: Sequence[Cell]) -> FirstFit:
+    def some(ks: Sequence[int]) -> Table:
+        made = _table("requests; k =", *map(str, ks))
+        for requests in REQUESTS:
+            row = _row(cells, requests, ks)
+            made.add_row(
+                str(requests), *(span_text(cell.break_even, 2) + ("!" if _unreachable(cell) else "") for cell in row)
+            )
+        return made
+
+    return _together(some)
 
 
 def _repairs(prediction: Prediction) -> Table:
     made = _table("allreduce, us", "tokens per second")
     for repair in prediction.repairs:
         made.add_row(f"{repair.us:g}", span_text(repair.rate, 0))
-    if prediction.break_even_us.high < 0:
+    if prediction.break_even_us.high <= 0:
         made.add_row("none", "is fast enough for speculation to pay")
     else:
-        low = Span(low=max(prediction.break_even_us.low, 0.0), high=prediction.break_even_us.high)
-        made.add_row(span_text(low, 0), "as without speculation (break-even)")
+        made.add_row(span_text(_reachable(prediction.break_even_us), 0), "as without speculation (break-even)")
     return made
 
 

@@ -281,6 +281,33 @@ def test_a_healthy_host_is_told_so_without_a_list_of_causes() -> None:
     assert "possible" not in text
 
 
+def test_nccls_plan_is_the_next_step_where_its_search_is_known_to_fail() -> None:
+    def shown(node: str, *readings: Reading, named: bool = True) -> str:
+        evidence = gather(readings, topology=read_topology(node))
+        text = show(evidence, diagnose(evidence), None, topology=node if named else "")
+        data = document(evidence, diagnose(evidence), None, topology=node if named else "")
+        assert bool(data["next_plan"]["command"]) is ("not consulted" in text)
+        return text
+
+    turin = "8gpu-2switch-2socket-turin"
+    step = f"next: ./inv nccl-plan --topology {turin}\n      NCCL's plan was not consulted"
+    assert step in shown(turin)
+    assert step in shown(turin, told(releases=((2, 30, 7),)))
+    for text in (
+        shown("8gpu-2switch-1socket"),
+        shown(turin, named=False),
+        shown(turin, told("search-succeeded")),
+        shown(turin, told("search-failed")),
+        shown(turin, told(releases=((2, 32, 3),))),
+    ):
+        assert "not consulted" not in text
+
+
+def test_the_command_for_nccls_plan_quotes_what_a_shell_would_take_apart() -> None:
+    evidence = gather([], topology=read_topology("8gpu-2switch-2socket-turin"))
+    assert "--topology 'my node.xml'\n" in show(evidence, diagnose(evidence), None, topology="my node.xml")
+
+
 # ------------------------------------------------------------------------------------------------------------- the verb
 
 
@@ -318,6 +345,13 @@ def test_the_verb_takes_files_and_ends_with_3_where_there_is_a_fault(tmp_path: P
     document = json.loads(done.stdout)
     assert document["named"] == ["out-of-memory"]
     assert len(document["read"]) == 2
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_verb_names_the_plan_of_the_node_that_the_user_named(form: tuple[str, ...]) -> None:
+    done = call("diagnose", "--topology", "8gpu-2switch-2socket-turin", *form)
+    assert done.returncode == 0, done.stderr
+    assert "./inv nccl-plan --topology 8gpu-2switch-2socket-turin" in done.stdout
 
 
 @pytest.mark.parametrize(

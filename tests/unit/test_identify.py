@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from tuning.speculation_request import Asked, parse_span, predict, question
 from tuning.speculation_svg import STEPS, svg
 from tuning.speculation_table import TAU, acceptance_from, repairs, slices, table
 from tuning.speculation_verbs import predict_speculation
-from tuning.speculation_view import Prediction, document, show, span_text
+from tuning.speculation_view import Prediction, answer, document, show, span_text
 
 ASKED = Asked(
     model="kimi-k2", gpu="rtx-pro-6000", gpus=8, draft_tokens=3, baseline="82-89", with_speculation="54",
@@ -44,8 +46,8 @@ def part(prediction: Prediction, name: str):
     return next(reading for reading in prediction.identified.readings if name in reading.name)
 
 
-def text_of(prediction: Prediction) -> str:
-    console = Console(width=200, force_terminal=False)
+def text_of(prediction: Prediction, width: int = 200) -> str:
+    console = Console(width=width, force_terminal=False, soft_wrap=True)
     with console.capture() as captured:
         console.print(show(prediction))
     return captured.get()
@@ -314,6 +316,49 @@ def test_the_text_says_that_it_is_predicted_and_what_was_assumed() -> None:
     shown = text_of(ask())
     for words in ("Predicted, not measured", "1.42", "1.52-1.65", "54 -", "read the accept length", "Assumed"):
         assert words in shown
+
+
+def numbers(text: str) -> Counter[str]:
+    return Counter(word for word in text.split() if re.fullmatch(r"[(\d.,)!-]{2,}", word))
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
+def test_no_rate_is_shortened_on_a_narrow_console(width: int) -> None:
+    prediction = ask()
+    shown = text_of(prediction, width)
+    assert "\u2026" not in shown
+    assert numbers(shown) >= numbers(text_of(prediction))
+    tables = [line for line in shown.splitlines() if line.startswith(("requests", "part", "32 ", "drafting "))]
+    assert all(len(line) <= max(width, 80) for line in tables)
+
+
+def test_the_first_sentence_says_whether_speculation_pays_and_from_where_on() -> None:
+    first = text_of(ask()).splitlines()[0]
+    assert first.startswith("No (predicted): with 2 drafts a step one request runs at 0.61-0.66 of the rate without")
+    assert "from an accept length of 2.41-4.94 on (3 is the most)" in first
+    assert "an allreduce of 43,008 bytes below 21-149 us" in first
+    assert answer(healthy()).startswith("Yes (predicted): with 3 drafts")
+    assert answer(ask(with_speculation="", instead=(), accept_length="")).startswith("Open (predicted)")
+
+
+def test_what_no_draft_and_no_allreduce_reaches_is_said_so() -> None:
+    prediction = ask()
+    cells = [replace(cell, break_even=Span(low=9.5, high=10)) for cell in prediction.cells]
+    said = answer(replace(prediction, cells=tuple(cells), break_even_us=Span(low=-9, high=-1)))
+    assert "would take an accept length above 9.50-10.00, and 3 is the most" in said
+    assert "no allreduce of 43,008 bytes is fast enough" in said
+
+
+def test_parts_are_known_or_not_and_the_legend_explains_only_marks_that_appear() -> None:
+    prediction = ask()
+    shown = text_of(prediction)
+    assert "known?" in shown
+    assert re.search(r"^drafting +\S+ ms +no ", shown, re.MULTILINE)
+    assert re.search(r"^accept length +\S+ +yes +$", text_of(ask(accept_length="2.25")), re.MULTILINE)
+    assert "+ faster" not in shown
+    assert "! above" not in shown
+    assert "- slower than without speculation, ? open, ~ allreduces larger" in shown
+    assert "+ faster than without speculation" in text_of(healthy())
 
 
 def test_the_document_is_marked_as_predicted_and_plain_json() -> None:

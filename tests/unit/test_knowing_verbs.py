@@ -254,9 +254,29 @@ def test_a_change_lists_what_it_reopens(no_runs, capsys) -> None:
 
 def test_verdicts_as_json(no_runs, capsys) -> None:
     assert called(verdicts, approach="b12x", json=True) == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "unsupported"
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["verdict"] == "unsupported"
     assert called(verdicts, changed=["sglang=0.5.24"], json=True) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["changes"] == {"sglang": "0.5.24"}
+
+
+def test_a_damaged_result_of_preflight_is_a_remark_and_no_end(no_runs, capsys) -> None:
+    (no_runs / "cu128").mkdir()
+    (no_runs / "cu128/preflight.json").write_text("[]")
+    for options in ({"approach": "b12x"}, {"changed": ["nccl=2.32.3"]}):
+        assert called(verdicts, **options, json=True) == ExitCode.DONE
+        told = capsys.readouterr()
+        (remark,) = json.loads(told.out)["remarks"]
+        assert "is no result of preflight: the document is []" in remark
+        assert told.err == f"remark: {remark}\n"
+
+
+def test_what_closes_is_told_though_only_another_toolchain_is_asked_about(no_runs, capsys) -> None:
+    options = {"changed": ["nccl=2.32.3"], "toolchain": "cu128", "approach": "nccl-symmetric-kernels"}
+    assert called(verdicts, **options) == ExitCode.DONE
+    assert "likely closes it: unsupported on cu130, looked at up to nccl 2.32.3" in capsys.readouterr().out
+    assert called(verdicts, **options, json=True) == ExitCode.DONE
+    (item,) = json.loads(capsys.readouterr().out)["reopened"]
+    assert [closer["toolchain"] for closer in item["closed_by"]] == ["cu130"]
 
 
 def test_no_verdict_there_is_said(no_runs, capsys) -> None:

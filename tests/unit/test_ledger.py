@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.version import Version
+from rich.console import Console
 
+from images import preflight as images_preflight
+from images.conditions import Box
+from images.preflight_view import document as preflight_document
+from images.rules import Verdict as Found
 from images.rules import read_approaches
 from lanewise.errors import InputError
 from tuning import ledger_view
@@ -28,7 +35,7 @@ from tuning.ledger import (
     latest,
     reopened,
 )
-from tuning.ledger_preflight import Finding, PreflightResult, join, unseen
+from tuning.ledger_preflight import PREFLIGHT_VERDICTS, STOPS, Finding, PreflightResult, join, unseen
 from tuning.ledger_read import SHIPPED, parse_changes, read_ledger, read_preflight, read_verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,8 +191,66 @@ def test_preflight_of_other_versions_is_told_unless_one_was_of_all_changes() -> 
 
 def test_verdicts_alike_are_one_line_only_if_all_combinations_are_there() -> None:
     square = latest([entry(toolchain=t, node=n) for t in ("a", "b") for n in ("vm", "two-sockets")])
-    assert len(ledger_view.show(square).rows) == 1
-    assert len(ledger_view.show(square[:3]).rows) == 3
+    assert [len(listed(square, width).splitlines()) for width in (160, 80)] == [2, 3]
+    assert [len(listed(square[:3], width).splitlines()) for width in (160, 80)] == [4, 5]
+
+
+def listed(standings: tuple[Standing, ...], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, soft_wrap=True)
+    console.print(ledger_view.Listing(standings))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", range(40, 100))
+def test_narrow_consoles_get_one_line_a_verdict_without_its_reason(width: int) -> None:
+    nodes = list(NODE_CLASSES)[1:]
+    why = 60 * "so it is "
+    alone = [entry(node=node, approach=f"of-{node}", why=why) for node in nodes]
+    standings = latest([*alone, *(entry(node=node, why=why) for node in nodes)])
+    lines = listed(standings, width).splitlines()
+    assert len(lines) == 1 + len(nodes) + 1 + 1
+    assert all(len(line) <= width for line in lines)
+    assert "so it is" not in "".join(lines)
+    assert lines[-1] == "./inv verdicts APPROACH tells why"
+
+
+@pytest.mark.parametrize("width", [60, 80, 99, 100, 160])
+def test_no_line_of_the_list_ends_in_blanks(tmp_path: Path, width: int) -> None:
+    lines = listed(read_ledger(tmp_path).standings, width).splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert ("why" in lines[0]) is (width >= 100)
+
+
+def test_a_release_that_others_were_looked_at_in_closes_rather_than_opens() -> None:
+    above = Reopening(what="nccl", above=Version("2.32.3"), why="not read")
+    asked = entry("unknown", reopens=(Reopening(what="nccl", at_least=Version("2.29.2"), why="asks for NVLink"),))
+    other = entry("unsupported", toolchain="cu130", reopens=(above,), why="there is no NVLink")
+
+    def closers(release: str, beside: Entry) -> tuple[Standing, ...]:
+        standings = latest([asked, beside])
+        found = reopened(standings[:1], [Change(what="nccl", value=release)], beside=standings)
+        assert len(found) == 1
+        assert ("likely closes it" in ledger_view.show_reopened(found, (), ())) is bool(found[0].closers)
+        return found[0].closers
+
+    assert [closer.entry for closer in closers("2.32.3", other)] == [other]
+    assert closers("2.32.4", other) == ()
+    for unlike in ({"verdict": Verdict.WORKS}, {"node_class": "vm"}, {"approach": "tree"}, {"reopens": ()}):
+        assert closers("2.32.3", replace(other, **unlike)) == ()
+
+
+def test_entries_and_their_combinations_are_both_counted() -> None:
+    any_change = (Reopening(what="nccl", why="new"),)
+    square = [entry(toolchain=t, node=n, reopens=any_change) for t in ("a", "b") for n in ("vm", "two-sockets")]
+    changes = [Change(what="nccl", value="3")]
+
+    def said(entries: list[Entry]) -> str:
+        return ledger_view.show_reopened(reopened(latest(entries), changes), (), changes).splitlines()[0]
+
+    alone = entry(approach="tree", reopens=any_change)
+    assert said([*square, alone]) == "nccl 3 reopens 2 entries (5 combinations of toolchain and nodes):"
+    assert said([alone]) == "nccl 3 reopens 1 entry:"
+    assert said([]) == "nccl 3 reopens no verdicts"
 
 
 # ------------------------------------------------------------------------------------------------------- what ships
@@ -370,17 +435,53 @@ def test_a_newer_preflight_contradicts_the_shipped_verdict_in_sight(tmp_path: Pa
     assert ledger_view.document([standing])[0]["against"][0]["origin"] == "shipped"
 
 
+def test_every_verdict_of_preflight_comes_back_as_it_was_written_also_without_a_rule(tmp_path: Path) -> None:
+    document = json.loads((ROOT / "images/preflight/cu128.json").read_text())
+    nothing_decides = images_preflight.Finding(
+        approach=read_approaches()[0], verdict=Found.UNKNOWN, rule=None, evidence=(), reason="no rule decides"
+    )
+    report = images_preflight.Report(
+        toolchain="cu128", where="wheels", box=Box(cuda="12.8.1"), versions={}, findings=[nothing_decides], remarks=[],
+        date=document["date"],
+    )  # fmt: skip
+    document["findings"] += preflight_document(report)["findings"]
+    assert document["findings"][-1]["rule"] is None
+    assert {finding["verdict"] for finding in document["findings"]} == set(PREFLIGHT_VERDICTS)
+    result = read_preflight(reported(tmp_path, **document))
+    for finding, written_as in zip(result.findings, document["findings"], strict=True):
+        for name in ("approach", "verdict", "why", "error", "unblock"):
+            assert getattr(finding, name) == " ".join(written_as[name].split())
+        assert finding.rule == (written_as["rule"] or "")
+    stated = {finding.approach: finding.verdict in STOPS for finding in result.findings[:-1]}
+    joined = {standing.entry.approach: standing.entry.verdict for standing in join((), [result])}
+    assert {name: verdict is Verdict.UNSUPPORTED for name, verdict in joined.items()} == stated
+
+
+def test_a_damaged_preflight_result_is_remarked_and_the_verdicts_stand(tmp_path: Path) -> None:
+    path = reported(tmp_path, box=[])
+    ledger = read_ledger(tmp_path)
+    assert ledger.results == ()
+    assert [remark for remark in ledger.remarks if str(path) in remark and "box is []" in remark] == list(
+        ledger.remarks
+    )
+    assert len(ledger.remarks) == 1
+    assert about(ledger.standings, approach="nccl-tree")
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"preflight": 2}, {"date": "soon"}, {"date": 1}, {"box": []}, {"versions": []}, {"versions": {"x": "y"}},
         {"findings": [{}]}, {"findings": 1}, {"toolchain": None}, {"box": {"cuda": "12", "gpus": float("inf")}},
         {"findings": [{**REPORT["findings"][0], "verdict": "flies"}]},
+        {"findings": [{**REPORT["findings"][0], "rule": None}]}, {"findings": [None]}, {"versions": {"x": 1}},
+        {"versions": {"x": 9000 * "1"}},
     ],
 )  # fmt: skip
 def test_a_damaged_preflight_result_is_named(tmp_path: Path, changed) -> None:
-    with pytest.raises(InputError, match="is no result of preflight"):
+    with pytest.raises(InputError, match="is no result of preflight") as error:
         read_preflight(reported(tmp_path, **changed))
+    assert not re.search(r"\w*Error|\b(?:str|dict|list|int|NoneType)\b", error.value.what)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "null", '{"preflight": 1}'])
@@ -404,8 +505,10 @@ def test_changes_are_read_and_a_toolchain_stands_for_its_versions(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["nccl", "nccl=", "=1", "nccl=new", "cats=1", "topology=moon", "toolchain=cu999", "toolchain=cu128"]
-)
+    "text",
+    ["nccl", "nccl=", "=1", "nccl=new", f"nccl={9000 * '1'}", "cats=1", "topology=moon", "toolchain=cu999",
+     "toolchain=cu128"],
+)  # fmt: skip
 def test_bad_changes_are_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match="--changed is"):
         parse_changes([text], read_ledger(tmp_path))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,10 +81,24 @@ def fake_search(tmp_path: Path, monkeypatch):
     )
 
 
-def text(plan: NcclPlan) -> str:
+def text(plan: NcclPlan, width: int = 250) -> str:
     out = io.StringIO()
-    Console(file=out, width=250).print(show(plan))
+    Console(file=out, width=width, soft_wrap=True).print(show(plan))
     return out.getvalue()
+
+
+def numbers(text: str) -> Counter[str]:
+    return Counter(word for word in text.split() if re.fullmatch(r"[(\d.,)!-]{2,}", word))
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
+def test_no_price_is_shortened_on_a_narrow_console(fake_search, width: int) -> None:
+    plan = fake_search()
+    shown = text(plan, width)
+    assert "\u2026" not in shown
+    assert numbers(shown) >= numbers(text(plan))
+    tables = [line for line in shown.splitlines() if line.startswith(("bytes", "instead", "repaired", "1,024"))]
+    assert all(len(line) <= max(width, 80) for line in tables)
 
 
 def test_a_failed_search_is_planned_with_what_would_repair_it(fake_search, tmp_path: Path) -> None:

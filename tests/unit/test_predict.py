@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -400,10 +402,40 @@ def test_runs_that_say_nothing_of_gpus_are_refused(changes) -> None:
 # ----------------------------------------------------------------------------------------------------------- the views
 
 
-def shown(prediction: Prediction) -> str:
-    console = Console(file=io.StringIO(), width=400)
+def shown(prediction: Prediction, width: int = 400) -> str:
+    console = Console(file=io.StringIO(), width=width, soft_wrap=True)
     console.print(show(prediction, WORKLOAD.messages))
     return console.file.getvalue()
+
+
+def numbers(text: str) -> Counter[str]:
+    return Counter(word for word in text.split() if re.fullmatch(r"[(\d.,)!-]{2,}", word))
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
+def test_no_latency_is_shortened_on_a_narrow_console(width: int) -> None:
+    prediction = on(TWO_SWITCHES, 14_336, VERIFY, 1 << 20)
+    text = shown(prediction, width)
+    assert "\u2026" not in text
+    assert numbers(text) >= numbers(shown(prediction))
+    table = [line for line in text.splitlines() if line.startswith(("family", "NCCL Ring LL  "))]
+    assert all(len(line) <= max(width, 80) for line in table)
+    assert "GPU 0 -> switch 0000:21:00.0" in text
+
+
+def test_a_familys_row_names_what_would_use_it_where_nobody_asked_what_starts() -> None:
+    sizes = 14_336, VERIFY, 1 << 20
+    prediction = on(TWO_SWITCHES, *sizes)
+    assert "used by: flashinfer-pcie-ipc," in shown(prediction)
+    assert "used by: flashinfer-pcie-ipc," in shown(prediction, 80)
+    assert "used by: nccl" not in shown(prediction), "NCCL's titles name it"
+    one = Approach(name="FlashInfer pcie_ipc", verdict="starts", why="")
+    known = on(
+        TWO_SWITCHES, *sizes, preflight=Preflight(toolchain="t", gpus=8, approaches={"flashinfer-pcie-ipc": one})
+    )
+    row = shown(replace(known, families=(of(known, "one-shot-push"),)))
+    assert "starts: FlashInfer" in row
+    assert "used by" not in row
 
 
 def test_table_and_json_say_predicted_and_what_is_unvalidated() -> None:
