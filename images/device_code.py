@@ -33,9 +33,9 @@ _AR_HEADER_BYTES = 60
 _AR_END = b"`\n"
 _PTX_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+sm_(\d{2,3})([af]?)\b", re.MULTILINE)
 _PTX_HEAD_BYTES = 64 << 10
-_TAIL_BYTES = 8 << 20
+_TAIL_BYTES = 64 << 20
 """How much of a stream's end is kept. Linkers write names and headers of sections last; LLVM's puts the symbols' names,
-megabytes in a library that was not stripped, between the two."""
+megabytes in a library that was not stripped, between the two; cuSPARSELt 0.7.1 has 27 MB of symbols behind them."""
 _NEW_CUBIN_ABI = 8
 _STRINGS_SECTION = b".rodata"
 _SECTIONS = frozenset({EXECUTABLE_SECTION, RELOCATABLE_SECTION, _STRINGS_SECTION, *LARGE_DATA_SECTIONS})
@@ -250,6 +250,7 @@ class _Tapped:
     def at(self, offset: int, length: int) -> bytes:
         """Bytes of the end, once all was read."""
         tail = b"".join(self._kept)
+        self._kept = deque([tail])
         start = offset - (self._position - len(tail))
         if start < 0:
             raise DamagedError("has its section headers or names too far from its end to be read within an archive")
