@@ -12,6 +12,7 @@ from invoke.context import Context
 from images import build, build_view
 from images.build_plan import Profile, Source, SourceKind
 from images.builder import this_machine
+from images.components import read_components
 from images.image_build import dockerfile_of
 from images.lock import read_lock
 from images.matrix import find_toolchain, read_toolchains
@@ -29,6 +30,8 @@ from lanewise.verbs import verb
 ROOT = Path(__file__).parents[1]
 WORKERS = ROOT / "tuning/workers"
 _ENGINE_SECONDS = 600
+_MOST_JOBS = 1024
+"""More than the CPUs of the largest node; beyond it a number is a slip, and an estimate that divides by it nonsense."""
 
 
 @verb(
@@ -64,8 +67,8 @@ def build_image(
         )
     if profile not in list(Profile):
         raise InputError(f"--profile is {profile!r}", expected=f"one of {', '.join(Profile)}", todo="correct it")
-    if jobs < 0:
-        raise InputError(f"--jobs is {jobs}", expected="0 or more", todo="correct it")
+    if not 0 <= jobs <= _MOST_JOBS:
+        raise InputError(f"--jobs is {jobs}", expected=f"0 to {_MOST_JOBS:,}", todo="correct it")
     chosen, lock, resources = find_toolchain(toolchain), read_lock(), this_machine(jobs)
     choices = Choices(
         profile=Profile(profile),
@@ -125,7 +128,7 @@ def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
         if not (equals and dot and component and name):
             raise InputError(
                 f"--set is {text!r}",
-                expected="COMPONENT.SETTING=VALUE, e.g. flashinfer.modules=page",
+                expected="COMPONENT.SETTING=VALUE, e.g. flashinfer.LANEWISE_MODULES=page",
                 todo="correct it",
             )
         settings.setdefault(component, {})[name] = value
@@ -140,9 +143,15 @@ def _named(text: str, option: str) -> tuple[str, str]:
 
 
 def _trees(texts: list[str]) -> dict[str, Source]:
+    named = [_named(text, "source") for text in texts]
+    known = read_components()
+    if unknown := [component for component, _ in named if component not in known]:  # before a tree is hashed
+        raise InputError(
+            f"--source names {', '.join(unknown)}", expected=f"some of {', '.join(known)}", todo="correct it"
+        )
     return {
         component: Source(kind=SourceKind.TREE, location=folder, identity=tree_hash(Path(folder)))
-        for component, folder in (_named(text, "source") for text in texts)
+        for component, folder in named
     }
 
 

@@ -101,6 +101,8 @@ def _answer(measured: Measured) -> str:
     plan = measured.run.header.plan
     sizes = f"{len(measured.main)} sizes together" if len(measured.main) > 1 else "one size"
     where = f"{measured.environment} ({measured.kind}, {sizes})"
+    if all(value_of(measured, plan.baseline, case) is None for case in measured.main):
+        return f"Not answered: {plan.baseline} has no numbers on {where}, so nothing can be compared with it."
     comparable = [c for c in measured.comparisons if c.overall.ratio is not None]
     better = [c for c in comparable if c.overall.outcome is Outcome.BETTER]
     if better:
@@ -108,7 +110,9 @@ def _answer(measured: Measured) -> str:
         return f"{least.b.candidate} is the best of {len(plan.candidates)} on {where}: it takes {_against(least)}."
     nearest = min(comparable, key=_ratio, default=None)
     found = f"; {nearest.b.candidate} takes {_against(nearest)}: {nearest.overall.outcome}" if nearest else ""
-    return f"Nothing measured is better than {plan.baseline} on {where}{found}."
+    somewhere = sum(best_at(measured, case) is not None for case in measured.main)
+    more = f" At {somewhere} of these sizes something is." if somewhere else ""
+    return f"Nothing measured is better than {plan.baseline} on {where}{found}.{more}"
 
 
 def _ratio(comparison: Comparison) -> float:
@@ -149,7 +153,8 @@ def _by_size(measured: Measured) -> Table:
         base = value_of(measured, plan.baseline, case)
         found = best_at(measured, case)
         used = found[0].b.candidate if found else plan.baseline
-        us, told = (found[1].b, ratio(found[1].judgement)) if found else (base, "nothing is better")
+        none = "no numbers" if base is None else "nothing is better"
+        us, told = (found[1].b, ratio(found[1].judgement)) if found else (base, none)
         row = [case.message.name, f"{case.message.bytes:,}", case.message.calls, microseconds(base)]
         row += [used, microseconds(us), told, *(_bounds(measured.expected, used, case) if bounds else ())]
         rows.append(cells(*row))

@@ -136,6 +136,24 @@ def test_where_nothing_is_better_the_verdict_says_so(factor: float) -> None:
     said = words(report.sections[0])
     assert said.startswith("Nothing measured is better than default")
     assert said.count("nothing is better") == 2  # a line a size
+    assert "of these sizes something is" not in said
+
+
+def test_where_nothing_is_better_together_the_verdict_counts_the_sizes_where_something_is() -> None:
+    times = {("ring", "small"): 13.0, ("ring", "large"): 8.0}
+    said = words(make_report([mpi_run(lambda _e, c, m: times.get((c, m), 10.0))], Beside()).sections[0])
+    assert said.startswith("Nothing measured is better than default")
+    assert "At 1 of these sizes something is." in said
+
+
+def test_a_baseline_without_numbers_is_no_verdict_for_it() -> None:
+    run = mpi_run()
+    alone = replace(run, trials=tuple(trial for trial in run.trials if trial.candidate != "default"))
+    for left in (alone, replace(run, trials=())):
+        said = words(make_report([left], Beside()).sections[0])
+        assert said.startswith("Not answered: default has no numbers on here")
+        assert said.count("no numbers") == 1 + 2  # and a line a size
+        assert "is better" not in said
 
 
 def test_each_size_has_its_own_best() -> None:
