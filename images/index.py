@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -22,7 +23,6 @@ from packaging.utils import canonicalize_name
 from lanewise.errors import InputError, LanewiseError
 from lanewise.files import writing
 
-_PUBLIC = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _SECONDS = 60
 _MAX_PAGE_BYTES = 64 << 20
@@ -40,8 +40,9 @@ class IndexFile:
 
 
 def index_url() -> str:
-    """The index that the user gave pip, or the public one."""
-    return (os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX") or _PUBLIC).rstrip("/")
+    """The index that the user gave pip, or pip's own default."""
+    named = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
+    return (named or str(import_module("pip._internal.models.index").PyPI.simple_url)).rstrip("/")
 
 
 def fetch_file(
