@@ -60,6 +60,11 @@ class Ranked:
     because: tuple[tuple[float, Sign], ...]
 
 
+LEAST_US = 1.2
+"""Two one-way flags between GPUs behind one switch, 0.63 us each
+(https://github.com/local-inference-lab/rtx6kpro/blob/master/hardware/wrx90-cpayne-8gpu-root-topology-comparison.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A measured latency beside what is expected."""
@@ -120,12 +125,17 @@ def _unjudged(evidence: Evidence, known: Expected) -> Iterator[str]:
         yield f"times are not judged: what is expected is of SM120 GPUs over PCIe, and this is {others[0]}"
     if any(latency.size > known.most_bytes for latency in evidence.latencies):
         yield f"times of more than {known.most_bytes:,} bytes are not judged: bandwidth decides them, so the links do"
+    if impossible := sorted({latency.us for latency in evidence.latencies if latency.us < LEAST_US}):
+        yield (
+            f"{impossible[0]:g} us is not judged: over PCIe no allreduce takes less than {LEAST_US} us, "
+            "a flag there and back; look at what was measured"
+        )
 
 
 def _judged(evidence: Evidence, known: Expected) -> Iterator[Judged]:
     for latency in evidence.latencies:
         ranks = latency.ranks or evidence.ranks
-        if latency.size <= known.most_bytes and ranks > 1:
+        if latency.size <= known.most_bytes and ranks > 1 and latency.us >= LEAST_US:
             excess = known.excess(latency.size, latency.us, ranks, latency.mode)
             yield Judged(latency=latency, span=known.span(latency.size, ranks, latency.mode), excess=excess)
 

@@ -371,3 +371,9 @@ def test_nonsense_is_refused_with_its_value(arguments: tuple[str, ...], says: st
     assert says in done.stderr
     assert "expected:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_time_that_no_fabric_allows_is_not_judged_and_said() -> None:
+    found = diagnose(gather([], measured=[latency(43_008, 0.1)]))
+    assert (found.verdict, found.judged) == (Verdict.UNJUDGED, ())
+    assert any("0.1 us is not judged" in note for note in found.notes)
