@@ -18,7 +18,7 @@ from images.planning import Choices, make_plan, replaceable, require_buildable
 from images.rebuilding import Rebuild
 from images.stock import read_stock
 from images.wheelhouse import BuiltComponent, Wheelhouse
-from images.wheels import cache_folder, check, fetch, kept
+from images.wheels import cache_folder, check, fetch, kept, missing
 from lanewise.engine import connected
 from lanewise.errors import InputError
 
@@ -125,11 +125,6 @@ def build(
         checked = make_image(plan, client, base, files, workers, cache, progress)
     seconds = time.monotonic() - began
     return Built(plan=plan, image=checked.image, checked=checked, components=components, seconds=seconds)
-
-
-def missing(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-    """Those that are not kept here yet."""
-    return [wheel for wheel in wheels if not kept(wheel).exists()]
 
 
 def _fetch(wheels: Iterable[LockedWheel], python: str, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from images.audit import audit
 from images.build_plan import BuildPlan, ComponentBuild
 from images.builder_image import builder_image
 from images.builder_run import Job, Remarks, remove_containers, run_job
-from images.capability import Capability
+from images.capability import SM120
 from images.components import COMPONENTS
 from images.engine_work import BUILD_LABEL, PID_LABEL, Progress
 from images.jobs import available_memory, job_count, memory_limit, usable_cores
@@ -27,7 +27,6 @@ from lanewise.files import writing
 if TYPE_CHECKING:
     from docker import DockerClient
 
-SM120 = Capability(major=12, minor=0)
 _MOST_SECONDS = 48 * 3600
 """For one component: torch on two cores."""
 _INSIDE = "/lanewise"

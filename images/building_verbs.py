@@ -22,6 +22,7 @@ from images.push import push as push_to_registry
 from images.push import send
 from images.rebuilding import Rebuild
 from images.sources_fetch import tree_hash
+from images.wheels import missing
 from lanewise import talk
 from lanewise.engine import connected
 from lanewise.errors import InputError
@@ -80,13 +81,13 @@ def build_image(
     mirrors = dict(_named(text, "mirror") for text in mirror or [])
     if plan:
         made = build.plan_build(chosen, lock, choices, mirrors, talk.say)
-        missing = build.missing(made.wheels)
+        to_fetch = missing(made.wheels)
         by_component = {one.name: resources.jobs_for(one) for one in made.components}
         text = dockerfile_of(made, WORKERS)
         if json:
-            talk.put_json(plan_document(made, dockerfile=text, missing=missing, jobs=by_component))
+            talk.put_json(plan_document(made, dockerfile=text, missing=to_fetch, jobs=by_component))
         else:
-            sys.stdout.write(show_plan(made, dockerfile=text, missing=missing, jobs=by_component) + "\n")
+            sys.stdout.write(show_plan(made, dockerfile=text, missing=to_fetch, jobs=by_component) + "\n")
         return
     with talk.track(f"building {toolchain}") as progress:
         built = build.build(chosen, lock, choices, mirrors, resources, WORKERS, progress.remark)

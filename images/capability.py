@@ -57,6 +57,10 @@ class Capability:
         return f"{self.major}.{self.minor}"
 
 
+SM120 = Capability(major=12, minor=0)
+"""The GPUs that this toolkit is for: RTX PRO 6000 Blackwell, RTX 5090."""
+
+
 class CodeKind(StrEnum):
     """What device code is: finished machine code, or text that the driver still has to compile."""
 

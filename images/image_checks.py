@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from images.audit import Audit, audit
 from images.build_plan import BuildPlan
-from images.capability import Capability
+from images.capability import SM120
 from images.dockerfile import CACHES, LEFT_OUT, PYTHON, USER, cuda_home, jit_folder, labels
 from images.engine_work import Progress, present, run_once
 from lanewise.errors import LanewiseError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _SMOKE = Path(__file__).parent / "inside/smoke.py"
 _MARK = "@smoke "
-_SM120 = Capability(major=12, minor=0)
 _IMPORTS: Mapping[str, str] = {
     "mpi4py": "mpi4py",
     "numpy": "numpy",
@@ -99,7 +98,7 @@ def check_image(plan: BuildPlan, image: str, client: DockerClient, progress: Pro
     answer = _smoked(plan, image, client)
     faults += smoke_faults(plan, answer)
     progress("auditing device code")
-    audited = audit(image, capability=_SM120, toolchain_cuda=plan.cuda)
+    audited = audit(image, capability=SM120, toolchain_cuda=plan.cuda)
     faults += audit_faults(plan, audited)
     return Checked(
         image=image,

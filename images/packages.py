@@ -14,7 +14,7 @@ from fnmatch import translate
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from images.capability import Capability
+from images.capability import SM120
 from images.contents import DamagedError, Member
 from images.examine import Library, NcclBuild, examine
 from images.rules import Approach, libraries_wanted, paths_wanted, sources_wanted
@@ -23,7 +23,6 @@ from images.targets import Target, TargetKind, walk
 from images.unused import read_unused
 from lanewise.errors import InputError
 
-SM120 = Capability(major=12, minor=0)
 _MOST_TEXT_BYTES = 8 << 20
 _SITE = re.compile(r"(?:.*/)?(?:site|dist)-packages/|[^/]+\.data/(?:pure|plat)lib/")
 _METADATA = re.compile(r"([^/-]+)(?:-[^/]*)?\.dist-info/METADATA")

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from images.build_plan import Base, BaseKind, BuildPlan, ComponentBuild, Profile, Source, SourceKind
+from images.capability import SM120
 from images.components import components_for, read_components
 from images.lock import Lock, LockedToolchain, LockedWheel
 from images.matrix import BaseChoice, Toolchain
 from images.origins import without_local_versions
 from images.rebuilding import Rebuild, distributions, has_nvcc, wanted
-from images.stock import SM120, Stock
+from images.stock import Stock
 from images.unsupported import Subject, check
 from images.unused import read_unused
 from lanewise.errors import InputError

@@ -18,7 +18,7 @@ from images.resolve import resolve_pins
 from images.rules import Approach
 from images.snapshot import Snapshot, top_level
 from images.targets import Target, TargetKind, find_target
-from images.wheels import WheelError, check, fetch, kept
+from images.wheels import WheelError, check, fetch, kept, missing
 from lanewise import talk
 from lanewise.errors import InputError
 from lanewise.files import write_atomic
@@ -98,12 +98,12 @@ def _pinned(toolchain: Toolchain, locked: LockedToolchain | None) -> tuple[list[
 
 def _fetch(wheels: Iterable[LockedWheel], python: str) -> dict[str, str]:
     """Fetch what is not kept yet; the faults, by distribution."""
-    missing = [wheel for wheel in wheels if not kept(wheel).exists()]
+    wanted = missing(wheels)
     faults = {}
     with talk.track("fetching") as progress:
-        for done, wheel in enumerate(missing):
+        for done, wheel in enumerate(wanted):
             remark = f"fetching {wheel.name} {wheel.version} ({wheel.size / 1e6:,.0f} MB)"
-            progress.step(done, len(missing), remark, lasting=True)
+            progress.step(done, len(wanted), remark, lasting=True)
             try:
                 fetch(wheel, python)
             except WheelError as error:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from images import wheels
 from images.audit import audit
-from images.capability import Capability, Verdict
+from images.capability import SM120, Verdict
 from images.lock import LockedWheel
 from images.unused import UNUSED_ON
 from lanewise.files import write_atomic
 
-SM120 = Capability(major=12, minor=0)
 _WRONG = (Verdict.NONE, Verdict.DRIVER_JIT)
 
 

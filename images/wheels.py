@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +37,11 @@ def cache_folder() -> Path:
 def kept(wheel: LockedWheel) -> Path:
     """Where a wheel lies once it was fetched."""
     return cache_folder() / wheel.sha256 / wheel.file
+
+
+def missing(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+    """Those that are not kept here yet."""
+    return [wheel for wheel in wheels if not kept(wheel).exists()]
 
 
 def check(wheels: Sequence[LockedWheel]) -> dict[str, WheelError]:
