@@ -1,0 +1,1 @@
+"""Inference servers measured: launch specs, lifecycle, load, counters, runs, comparisons, a live watch."""
