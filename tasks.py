@@ -20,6 +20,8 @@ from lanewise import talk
 from lanewise.engine import engine_state
 from lanewise.errors import ExitCode, InputError
 from lanewise.verbs import verb
+from playbooks.verbs import provision, revert
+from playbooks.verify_verbs import verify_node
 from tuning import bench
 from tuning import survey as surveys
 from tuning.container_images import toolchain_images
@@ -30,6 +32,8 @@ from tuning.predict_verbs import predict
 from tuning.provenance import ROOT, node_record
 from tuning.report_verbs import report
 from tuning.request import Request
+from tuning.serving.verbs import bench_speculative
+from tuning.serving.watch_verbs import watch
 from tuning.speculation_verbs import predict_memory, predict_speculation
 from tuning.topology_read import reference_names
 from tuning.verbs import bench_allreduce, compare, workload
@@ -38,6 +42,7 @@ LEVELS = {
     "unit": ["tests/unit", "-m", "not network"],
     "network": ["tests/unit", "-m", "network"],
     "ranks": ["tests/ranks"],
+    "roles": ["tests/roles"],
     "containers": ["tests/containers"],
     "all": ["tests"],
 }
@@ -161,8 +166,8 @@ def _tool(command: list[str]) -> int:
 
 ns = Collection(
     *(build_image, lock, images, audit, preflight, push),
-    *(record,),
-    *(campaign, bench_allreduce, compare, report),
+    *(record, provision, verify_node, revert),
+    *(campaign, bench_allreduce, bench_speculative, compare, report, watch),
     *(topology, nccl_plan, predict, predict_speculation, predict_memory, diagnose, verdicts),
     *(workload, check, test),
 )

@@ -91,11 +91,12 @@ class Redactor:
     def all(self, texts: Iterable[str]) -> list[str]:
         """Each of `texts` without secrets; an option such as `--token` also hides the argument after it."""
         hidden: list[str] = []
-        follows_option = False
+        option = ""
         hide_key = KeyHider()
         for text in texts:
-            hidden.append("<redacted>" if follows_option else self(hide_key(text)))
-            follows_option = bool(_OPTION.fullmatch(text)) and is_secret(text.lstrip("-").replace("-", "_"))
+            counts = option.endswith("_tokens") and text.isdigit()  # --max-new-tokens 64
+            hidden.append("<redacted>" if is_secret(option) and not counts else self(hide_key(text)))
+            option = text.lstrip("-").replace("-", "_") if _OPTION.fullmatch(text) else ""
         return hidden
 
 

@@ -6,11 +6,12 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from lanewise.engine import connected
 from lanewise.errors import InputError, UnreachableError
@@ -24,6 +25,7 @@ from tuning.launch import run_launch
 from tuning.plan import Arm, Case, Environment, Launch, Plan, validate
 from tuning.provenance import make_header, node_record
 from tuning.runfile import Header, Run
+from tuning.runlines import AnyHeader
 from tuning.runwriter import RunWriter
 from tuning.scratch import require_scratch, sweep_stale_scratch
 from tuning.trial import Status, Trial
@@ -118,7 +120,7 @@ def resume_run(path: Path, engine: Engine, report: Report, *, known: Known, minu
         run = writer.run
         require_scratch()
         _require_known(run, known)
-        _require_unchanged(
+        require_unchanged(
             run.path,
             [
                 (
@@ -128,14 +130,14 @@ def resume_run(path: Path, engine: Engine, report: Report, *, known: Known, minu
                 ),
                 ("engine", run.header.plan.engine, engine.name),
                 ("worker", run.header.worker, worker_identity(engine)),
-                *_host_pairs(run.header),
+                *host_pairs(run.header),
             ],
         )
         for environment in run.header.plan.environments:
             engine.require(environment)
         redact = Redactor(os.environ)
         envs = run.header.plan.environments
-        _require_unchanged(
+        require_unchanged(
             run.path,
             [
                 (
@@ -181,12 +183,14 @@ def _require_known(run: Run, known: Known) -> None:
             )
 
 
-def _host_pairs(header: Header) -> list[tuple[str, object, object]]:
+def host_pairs(header: AnyHeader) -> list[tuple[str, object, object]]:
+    """What the machine was when a run began, and is now, for `require_unchanged`."""
     host, here = header.node.get("host", {}), node_record().get("host", {})
     return [(f"host {key}", host.get(key), here.get(key)) for key in ("hostname", "kernel", "architecture")]
 
 
-def _require_unchanged(path: Path, pairs: list[tuple[str, object, object]]) -> None:
+def require_unchanged(path: Path, pairs: list[tuple[str, object, object]]) -> None:
+    """Refuse to go on with a run where anything of (what, then, now) differs; InputError says what."""
     changed = [f"{what}: {before} then, {now} now" for what, before, now in pairs if before != now]
     if changed:
         raise InputError(
@@ -267,13 +271,43 @@ def _complete(
 
 
 def _barred(launch: Launch, arm: Arm, trials: tuple[Trial, ...]) -> str:
-    """Why an arm is not tried again in this run, or "": it failed in a way that would come again, or more than once."""
-    failed = [
-        trial
-        for trial in trials
-        if (trial.environment, trial.candidate) == (launch.environment.name, arm.candidate.name)
-        and trial.status not in (Status.OK, Status.SKIPPED)
-    ]
+    """Why an arm is not tried again in this run, or ""."""
+    return why_barred(
+        [
+            trial
+            for trial in trials
+            if (trial.environment, trial.candidate) == (launch.environment.name, arm.candidate.name)
+        ]
+    )
+
+
+class Tried(Protocol):
+    """A trial, of whatever benchmark."""
+
+    @property
+    def status(self) -> Status:
+        """How it ended."""
+        ...
+
+    @property
+    def launch(self) -> str:
+        """The launch that it is from."""
+        ...
+
+    @property
+    def repetition(self) -> int:
+        """Which repetition of the schedule."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why, where it is not ok."""
+        ...
+
+
+def why_barred(trials: Sequence[Tried]) -> str:
+    """Why what these tried is not tried again, or "": it failed in a way that would come again, or repeatedly."""
+    failed = [trial for trial in trials if trial.status not in (Status.OK, Status.SKIPPED)]
     lasting = any(trial.status not in _MAY_PASS for trial in failed)
     if lasting or len({trial.launch for trial in failed}) >= _GIVE_UP_AFTER:
         return f"{failed[0].status} in repetition {failed[0].repetition + 1}: {failed[0].reason}"

@@ -1,10 +1,18 @@
 """Runs one command in a container of an image and leaves no container behind, whatever happens to this process.
 
-    python -I contained.py --image ID --python PATH [--gpus] [--set NAME=VALUE ...] [--file PATH ...] -- COMMAND ...
+    python -I contained.py --image ID --python PATH [--gpus] [--set NAME=VALUE ...] [--file PATH ...]
+                           [--publish PORT] [--mount FOLDER ...] -- COMMAND ...
 
 COMMAND runs in the image, below a copy of supervisor.py, with its output on stdout and stderr; this ends with its exit
 code. Each --file is copied to /lanewise, --python is the image's own interpreter. The container has no network but
 loopback and no privileges, and runs as the image's user, or as nobody where that is root.
+
+With --publish, COMMAND is a server: its PORT is reached at 127.0.0.1:PORT of this machine, and nowhere else from
+outside. For that the container is on the engine's default bridge, as `docker run --publish 127.0.0.1:PORT:PORT` has it:
+it can then reach out, and other containers of that bridge can reach it. The host's own network would give it every
+service that listens on this machine's loopback, and show the sockets of its ranks, which listen on all interfaces, to
+the whole network; no network but loopback would need a relay of our own beside what is measured. --mount lets it read
+a folder of this machine, at the same path.
 
 Two lifelines hold. Standard input, where it is a pipe, is this process's: when it closes, the container is removed by
 force. The connection to the engine is the container's: when it breaks, because this process was killed, the engine
@@ -48,6 +56,7 @@ _CHUNK = 1 << 16
 _FRAME = 8
 """Bytes before each piece of output: the stream's number, three zeros, the length in four bytes (Docker Engine API,
 "Attach to a container", stream format)."""
+_TMP = "/tmp"  # noqa: S108 - the container's own
 _NOBODY = "65534:65534"
 _ROOTS = ("", "0", "root")
 _SHARED_MEMORY = 16 << 30
@@ -97,6 +106,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", action="store_true")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--file", action="append", default=[], type=Path)
+    parser.add_argument("--publish", type=int)
+    parser.add_argument("--mount", action="append", default=[])
     parser.add_argument("command", nargs="+")
     return parser.parse_args(arguments)
 
@@ -110,14 +121,14 @@ def _create(client: DockerClient, options: argparse.Namespace) -> Container:
         options.image,
         entrypoint=[options.python, "-I", "-S", str(FOLDER / _SUPERVISOR.name), "--"],
         command=options.command,
-        environment=["HOME=/tmp", "TMPDIR=/tmp", *options.set],
+        environment=[f"HOME={_TMP}", f"TMPDIR={_TMP}", *options.set],
         labels={RUN_LABEL: os.environ.get("TMPDIR", ""), HOST_LABEL: platform.node()},
-        working_dir="/tmp",  # noqa: S108 - the container's own
+        working_dir=_TMP,
         user=_NOBODY if user.partition(":")[0] in _ROOTS else user,
         stdin_open=True,  # with StdinOnce: closed as soon as the connection to this process ends
         auto_remove=True,
-        network_mode="none",
-        tmpfs={"/tmp": "mode=1777"},  # noqa: S108 - as above
+        **_reached(options.publish),
+        volumes={folder: {"bind": folder, "mode": "ro"} for folder in options.mount},
         shm_size=_SHARED_MEMORY,
         # For GPUs only: NCCL may pin memory for network cards; an engine that may not raise it could start nothing.
         ulimits=[Ulimit(name="memlock", soft=-1, hard=-1)] if options.gpus else [],
@@ -135,6 +146,16 @@ def _create(client: DockerClient, options: argparse.Namespace) -> Container:
         container.remove(force=True)
         raise
     return container
+
+
+def _reached(port: int | None) -> dict[str, Any]:
+    """Options of a container that can be reached at a port of this machine's loopback, or not at all."""
+    if port is None:
+        return {"network_mode": "none", "tmpfs": {_TMP: "mode=1777"}}
+    # exec: a server compiles kernels and loads them from there; the engine's own choice is noexec.
+    return {
+        "network_mode": "bridge", "ports": {f"{port}/tcp": ("127.0.0.1", port)}, "tmpfs": {_TMP: "mode=1777,exec"}
+    }  # fmt: skip
 
 
 def _archive(files: list[Path]) -> bytes:

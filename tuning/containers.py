@@ -32,6 +32,8 @@ def in_container(
     variables: Mapping[str, str],
     files: Sequence[Path],
     gpus: bool,
+    publish: int = 0,
+    mounts: Sequence[Path] = (),
 ) -> list[str]:
     """The argument vector that runs a command in a container of the environment's image.
 
@@ -42,12 +44,17 @@ def in_container(
         files: copied in. Copied and not mounted: that also works where the engine does not see this file system,
             whatever the files' modes are, and ranks cannot write to the clone.
         gpus: whether it is given all GPUs.
+        publish: of a server: the port that it listens on, to be reached at the same port of this machine's loopback.
+        mounts: folders of this machine that it may read, at the same paths.
     """
     options = ["--image", environment.image, "--python", environment.python, *(["--gpus"] if gpus else [])]
     for name, value in {**variables, "PYTHONDONTWRITEBYTECODE": "1"}.items():
         options += ["--set", f"{name}={value}"]
     for file in files:
         options += ["--file", str(file)]
+    options += ["--publish", str(publish)] if publish else []
+    for folder in mounts:
+        options += ["--mount", str(folder)]
     # -I: nothing of the user's Python environment decides whether the container is removed.
     return [sys.executable, "-I", str(_CONTAINED), *options, "--", *command]
 

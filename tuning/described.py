@@ -46,14 +46,14 @@ def without_tags(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_host(environment: Environment, redact: Redactor) -> tuple[dict[str, Any], tuple[NcclSetting, ...]]:
-    described = printed([environment.python, str(_DESCRIBE)]).json()
+    seen = {**os.environ, **environment.variables}
+    described = printed([environment.python, str(_DESCRIBE)], environment=seen).json()
     if described is None:
         raise InputError(
             f"environment {environment.name}: {environment.python} does not run {_DESCRIBE.name}",
             expected="a Python interpreter",
             todo=f"try `{environment.python} --version`",
         )
-    seen = {**os.environ, **environment.variables}
     return described, effective_settings(seen, conf_files(seen), redact)
 
 

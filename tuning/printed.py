@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tuning.supervised import Ending, run_supervised
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _SECONDS = 60
@@ -38,8 +38,19 @@ class Printed:
         return document if isinstance(document, dict) else None
 
 
-def printed(command: Sequence[str], *, scratch: Sequence[Path] = (), grace: float = 0) -> Printed:
-    """Run a command and read all that it prints; `scratch` and `grace` as `run_supervised` has them."""
+def printed(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    scratch: Sequence[Path] = (),
+    grace: float = 0,
+) -> Printed:
+    """Run a command and read all that it prints.
+
+    Args:
+        command, scratch, grace: as `run_supervised` has them.
+        environment: all its environment variables; this process's own where None.
+    """
     lines: list[str] = []
     held = 0
 
@@ -53,7 +64,12 @@ def printed(command: Sequence[str], *, scratch: Sequence[Path] = (), grace: floa
 
     try:
         ending, code = run_supervised(
-            list(command), environment=os.environ, scratch=list(scratch), timeout=_SECONDS, feed=feed, grace=grace
+            list(command),
+            environment=os.environ if environment is None else environment,
+            scratch=list(scratch),
+            timeout=_SECONDS,
+            feed=feed,
+            grace=grace,
         )
     except OverflowError:
         return Printed(ok=False, lines=tuple(lines))

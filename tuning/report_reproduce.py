@@ -10,14 +10,15 @@ from typing import Any
 from lanewise.files import shown_path
 from tuning.report_document import Block, Commands, Paragraph, Table, cells, line
 from tuning.runfile import Run
+from tuning.serving.runfile import ServingRun
 
-_VERBS = ("campaign", "bench-allreduce")
+_VERBS = ("campaign", "bench-allreduce", "bench-speculative")
 _REVISION = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 _STEERING = ("NCCL_", "CUDA_", "OMPI_", "UCX_", "TORCH_", "SGLANG_", "FLASHINFER_")
 _SHOWN_VALUE = 120
 
 
-def reproduce(run: Run) -> Iterator[Block]:
+def reproduce(run: Run | ServingRun) -> Iterator[Block]:
     """What to type, what the run was made with, and the variables that were in force."""
     header, plan, toolkit = run.header, run.header.plan, run.header.toolkit
     yield Paragraph(text=f"{line(run.path.name)}, made {line(header.created)}:")
@@ -25,8 +26,7 @@ def reproduce(run: Run) -> Iterator[Block]:
     facts = {
         "toolkit": f"{toolkit.get('revision') or 'not known'}{', tree changed' if toolkit.get('changed') else ''}",
         "worker": f"{header.worker.get('name')}, sha256 {str(header.worker.get('sha256'))[:16]}",
-        "plan": f"{plan.identity}, workload {plan.workload.identity} ({plan.workload.name})",
-        "repetition": f"{plan.launches} launches, {plan.rounds} rounds of {plan.samples} samples",
+        **_planned(run),
         "seed and margin": f"{plan.seed}, same within {plan.margin:.0%} (fixed before measuring)",
         **_machine(header.node),
     }
@@ -47,6 +47,21 @@ def reproduce(run: Run) -> Iterator[Block]:
         yield Commands(lines=tuple(steering))
 
 
+def _planned(run: Run | ServingRun) -> dict[str, object]:
+    """What was measured, and how often."""
+    if isinstance(run, ServingRun):
+        prompts, plan = run.header.plan.prompts, run.header.plan
+        return {
+            "plan": f"{plan.identity}, prompts {prompts.identity} ({prompts.name}), {plan.output_tokens} tokens each",
+            "repetition": f"{plan.starts} starts, {plan.passes} passes of {prompts.requests} requests",
+        }
+    allreduce = run.header.plan
+    return {
+        "plan": f"{allreduce.identity}, workload {allreduce.workload.identity} ({allreduce.workload.name})",
+        "repetition": f"{allreduce.launches} launches, {allreduce.rounds} rounds of {allreduce.samples} samples",
+    }
+
+
 def _machine(node: Mapping[str, Any]) -> dict[str, object]:
     """What a node record tells of the machine, whatever shape that has."""
 
@@ -64,7 +79,7 @@ def _machine(node: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def commands(run: Run) -> Iterator[str]:
+def commands(run: Run | ServingRun) -> Iterator[str]:
     """What to type: the toolkit's revision, the run's own command, with the seed that it drew."""
     revision = run.header.toolkit.get("revision")
     if isinstance(revision, str) and _REVISION.fullmatch(revision):

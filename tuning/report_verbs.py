@@ -11,7 +11,7 @@ from lanewise import talk
 from lanewise.errors import InputError
 from lanewise.files import shown_path, write_atomic
 from lanewise.verbs import verb
-from tuning.bench import RUNS, newest_run
+from tuning.bench import RUNS
 from tuning.ledger_read import read_ledger
 from tuning.model_parts import gpus as known_gpus
 from tuning.model_parts import shipped_models
@@ -20,7 +20,10 @@ from tuning.report import MOST_RUNS, Beside, make_report
 from tuning.report_document import Paragraph, Report, Weight
 from tuning.report_html import html
 from tuning.report_markdown import markdown
-from tuning.runfile import Kind, Run, read_run
+from tuning.runfile import Kind, Run
+from tuning.serving.any_run import newest_path, of_one_benchmark, read_any_run
+from tuning.serving.report import serving_report
+from tuning.serving.runfile import ServingRun
 from tuning.speculation_request import Asked, predict, question
 from tuning.speculation_view import Prediction as Speculation
 from tuning.topology_read import read_topology, reference_names
@@ -59,7 +62,14 @@ def report(
     json: bool = False,
 ) -> None:
     """Report on run files, ./inv report RUN... (default: the newest): one HTML page, and the same as Markdown."""
-    files = _read([path for path in runs if path])
+    files, servers = of_one_benchmark(_read([path for path in runs if path]))
+    if servers:
+        made = serving_report(servers)
+        if json:
+            talk.put_json(made.document)
+        if output or not json:
+            _write(made, Path(output) if output else RUNS / "reports" / servers[0].path.stem, quiet=json)
+        return
     ledger = read_ledger(RUNS)
     for remark in ledger.remarks:
         talk.say(f"remark: {remark}")
@@ -97,12 +107,12 @@ def report(
         _write(made, folder, quiet=json)
 
 
-def _read(paths: Sequence[str]) -> list[Run]:
+def _read(paths: Sequence[str]) -> list[Run | ServingRun]:
     """The runs, each once; the newest of this clone where none is named."""
     named = list({Path(path).resolve(): Path(path) for path in paths}.values())
     if len(named) > MOST_RUNS:
         raise InputError(f"{len(named)} run files are named", expected=f"at most {MOST_RUNS}", todo="name fewer")
-    return [read_run(path) for path in named] or [newest_run()]
+    return [read_any_run(path) for path in named or [newest_path()]]
 
 
 def _tells_latency(run: Run) -> bool:

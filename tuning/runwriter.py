@@ -6,16 +6,17 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from lanewise.errors import InputError, LanewiseError
 from lanewise.files import write_atomic, writing
-from tuning.runfile import Header, Run, read_run, with_records
-from tuning.trial import LaunchRecord, Trial, to_line
+from tuning.runfile import Header, Run, read_run
+from tuning.runlines import AnyRecord, RunFile
+from tuning.trial import LaunchRecord, Trial
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -26,31 +27,35 @@ def _lines(documents: Iterable[dict[str, Any]]) -> bytes:
     return _SURROGATE.sub("\ufffd", text).encode()
 
 
-class RunWriter:
-    """Appends trials to a run file; one writer at a time. A context manager."""
+AnyRun = TypeVar("AnyRun", bound=RunFile[Any])
 
-    def __init__(self, path: Path, descriptor: int, run: Run) -> None:
+
+class Writer(Generic[AnyRun, AnyRecord]):
+    """Appends records to a run file of any benchmark; one writer at a time. A context manager."""
+
+    def __init__(self, path: Path, descriptor: int, run: AnyRun) -> None:
         self.path = path
         self.run = run
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
 
     @classmethod
-    def create(cls, path: Path, header: Header) -> Self:
-        """Start a new run file.
+    def begin(cls, run: AnyRun) -> Self:
+        """Start a new run file, of a run without records.
 
         Raises:
             InputError: the file exists, or its folder cannot be written to.
             LanewiseError: there is no space; nothing is left behind.
         """
+        path = run.path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        writer = cls(path, descriptor, Run(path=path, header=header, trials=()))
+        writer = cls(path, descriptor, run)
         try:
             writer._lock()
             # The file gets its name once the header is whole and on disk: no reader ever sees half of it.
-            writer._write(header.to_dict())
+            writer._write(run.header.to_dict())
             writer._name()
         except BaseException:
             writer.close()
@@ -58,13 +63,13 @@ class RunWriter:
         return writer
 
     @classmethod
-    def resume(cls, path: Path) -> Self:
-        """Open an existing run file to go on with it; a torn last line moves to `<path>.torn`.
+    def go_on(cls, path: Path, read: Callable[[Path], AnyRun]) -> Self:
+        """Open an existing run file, as `read` reads it, to go on with it; a torn last line moves to `<path>.torn`.
 
         Raises:
             InputError: it cannot be opened or read, is damaged, or another writer holds it.
         """
-        run = read_run(path)
+        run = read(path)
         if path.stat().st_uid not in (os.geteuid(), 0):
             raise InputError(
                 f"run file {path} belongs to another user",
@@ -76,24 +81,24 @@ class RunWriter:
         writer = cls(path, descriptor, run)
         try:
             writer._lock()
-            writer.run = read_run(path)  # again, now that nobody else writes
+            writer.run = read(path)  # again, now that nobody else writes
             writer._set_torn_line_aside()
         except BaseException:
             writer.close()
             raise
         return writer
 
-    def append(self, *records: Trial | LaunchRecord) -> None:
-        """Add launches and trials, on disk when this returns.
+    def append(self, *records: AnyRecord) -> None:
+        """Add records, on disk when this returns.
 
         Raises:
             LanewiseError: there is no space (the file ends where it did before), or the file was removed or changed by
                 somebody else (all that was measured is then in `<file>.rescued`).
         """
-        self.run = with_records(self.run, records)
+        self.run = self.run.with_records(records)
         if not self._is_ours():
             self._rescue()
-        self._write(*map(to_line, records))
+        self._write(*map(self.run.to_line, records))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -161,8 +166,8 @@ class RunWriter:
 
     def _rescue(self) -> NoReturn:
         rescued = self.path.with_name(self.path.name + ".rescued")
-        records: list[Trial | LaunchRecord] = [*self.run.launches.values(), *self.run.trials]
-        write_atomic(rescued, _lines([self.run.header.to_dict(), *map(to_line, records)]).decode())
+        documents = [self.run.header.to_dict(), *map(self.run.to_line, self.run.records())]
+        write_atomic(rescued, _lines(documents).decode())
         raise LanewiseError(
             f"run file {self.path} was removed or changed while it was written",
             expected="one writer, and nobody else's hands on the file",
@@ -181,3 +186,17 @@ class RunWriter:
                 os.fsync(aside.fileno())
             os.ftruncate(self._descriptor, whole)
         self.run, self._size = replace(self.run, torn=0), whole
+
+
+class RunWriter(Writer[Run, Trial | LaunchRecord]):
+    """Writes the run of an allreduce benchmark."""
+
+    @classmethod
+    def create(cls, path: Path, header: Header) -> Self:
+        """Start a new run file; errors as `begin`."""
+        return cls.begin(Run(path=path, header=header, trials=()))
+
+    @classmethod
+    def resume(cls, path: Path) -> Self:
+        """Open an existing one to go on with it; errors as `go_on`."""
+        return cls.go_on(path, read_run)

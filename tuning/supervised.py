@@ -49,24 +49,14 @@ def run_supervised(
         feed: takes each line of its output and error output; whether the line was a sign of life.
         grace: seconds that a command has to let go of what it holds, once its standard input is closed; 0: none.
     """
-    options = [part for folder in scratch for part in ("--scratch", str(folder))]
-    options += ["--grace", str(grace)] if grace else []
-    supervisor = subprocess.Popen(
-        # -I -S: nothing of the user's Python environment decides whether everything is cleaned up.
-        [sys.executable, "-I", "-S", str(_SUPERVISOR), *options, "--", *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # a terminal's Ctrl-C comes to this process, which then closes the lifeline
-    )
+    supervisor = start_supervised(command, environment=environment, scratch=scratch, grace=grace)
     assert supervisor.stdout
     assert supervisor.stderr
     code = 128 + signal.SIGTERM
     try:
         alive = _follow([supervisor.stdout, supervisor.stderr], timeout, feed)
     finally:
-        code = _end(supervisor)
+        code = end_supervised(supervisor)
         supervisor.stdout.close()
         supervisor.stderr.close()
         for folder in scratch:  # gone already, unless the supervisor itself was killed
@@ -74,7 +64,34 @@ def run_supervised(
     return Ending.EXITED if alive else Ending.SILENT, code if code >= 0 else 128 - code
 
 
-def _end(supervisor: subprocess.Popen[bytes]) -> int:
+def start_supervised(
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    scratch: list[Path],
+    grace: float = 0,
+    one_stream: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a command under a supervisor, which is returned; who starts it has to call `end_supervised`.
+
+    Args:
+        command, environment, scratch, grace: as `run_supervised` has them.
+        one_stream: whether its error output comes on the same stream as its output, in the order of writing.
+    """
+    options = [part for folder in scratch for part in ("--scratch", str(folder))]
+    options += ["--grace", str(grace)] if grace else []
+    return subprocess.Popen(
+        # -I -S: nothing of the user's Python environment decides whether everything is cleaned up.
+        [sys.executable, "-I", "-S", str(_SUPERVISOR), *options, "--", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if one_stream else subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # a terminal's Ctrl-C comes to this process, which then closes the lifeline
+    )
+
+
+def end_supervised(supervisor: subprocess.Popen[bytes]) -> int:
     """Close the lifeline and wait; where the supervisor does not end (it was stopped), end all of it from here."""
     assert supervisor.stdin
     supervisor.stdin.close()

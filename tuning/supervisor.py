@@ -106,7 +106,7 @@ def _wait(child: subprocess.Popen[bytes], asked: int) -> int:
 def kill_descendants(root: int) -> list[int]:
     """Kill every process below `root`, again until none is left; those that would not go."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (alive := _descendants(root)) and time.monotonic() < deadline:
+    while (alive := descendants(root)) and time.monotonic() < deadline:
         for pid in alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -117,7 +117,8 @@ def kill_descendants(root: int) -> list[int]:
     return alive
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, as the process tree is at the moment."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

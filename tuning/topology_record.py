@@ -19,6 +19,8 @@ _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _VERSION = re.compile(r"([0-9]{1,2})\.([0-9])", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-f]{4,6}", re.ASCII)
 _MAX_NUMBER = 1 << 16
+_ACS_REDIRECT = 0x0C
+"""ReqRedir and CmpltRedir: PCI_ACS_RR and PCI_ACS_CR in Linux's include/uapi/linux/pci_regs.h."""
 _TODO = "record the node anew (`python3 node_record.py > node.json`)"
 
 Entry = Mapping[str, Any]
@@ -102,7 +104,16 @@ def _functions(entries: list[Entry]) -> Iterator[PciFunction]:
             generation=_generation(entry.get("current_link_speed_gts")),
             width=_whole(entry.get("current_link_width")),
             most=most,
+            acs_redirect=_acs_redirect(entry),
         )
+
+
+def _acs_redirect(entry: Entry) -> bool | None:
+    """Whether its ACS redirects; not known where the record lacks it, as one does that was not read by root."""
+    if entry.get("acs_control", "") is None:
+        return False  # it has no ACS at all
+    control = _whole(entry.get("acs_control"))
+    return None if control is None else bool(control & _ACS_REDIRECT)
 
 
 def _hex(entry: Entry, key: str) -> str:

@@ -217,11 +217,19 @@ def _is_mapping_of(value: object, *checks: Callable[[object], bool]) -> bool:
 
 _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "str": is_text,
+    "bool": lambda value: isinstance(value, bool),
     "int": is_integer,
+    "int | None": lambda value: value is None or is_integer(value),
     "float": is_number,
     "float | None": lambda value: value is None or is_number(value),
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(map(is_text, value)),
+    "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(map(is_integer, value)),
+    "tuple[float, ...]": lambda value: isinstance(value, tuple) and all(map(is_number, value)),
+    "tuple[Mapping[str, Any], ...]": lambda value: (
+        isinstance(value, tuple) and all(isinstance(inner, dict) and is_plain(inner) for inner in value)
+    ),
     "dict[str, Any]": lambda value: isinstance(value, dict) and is_plain(value),
+    "Mapping[str, Any]": lambda value: isinstance(value, dict) and is_plain(value),
     "Mapping[str, str]": lambda value: _is_mapping_of(value, is_text),
     "Mapping[str, int | str]": lambda value: _is_mapping_of(value, is_text, is_integer),
     "Mapping[str, bool | str]": lambda value: _is_mapping_of(value, is_text, lambda inner: isinstance(inner, bool)),

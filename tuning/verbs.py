@@ -22,7 +22,8 @@ from tuning.environments import asked_environments
 from tuning.model_shape import derive_workload, read_model_shape
 from tuning.plan import MARGINS
 from tuning.request import Request, words
-from tuning.runfile import read_run
+from tuning.serving.any_run import newest_path, of_one_benchmark, read_any_run
+from tuning.serving.compare_verb import compare_servers
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
 
@@ -136,11 +137,13 @@ def bench_allreduce(
 @verb(
     "a",
     "b",
-    a="what to compare with: a candidate, a toolchain or image, or environment:candidate (default: all in the run)",
+    a="what to compare with: a candidate or arm, a toolchain or image, or environment:candidate (default: all in the "
+    "run)",
     b="what is held against it",
     run="run file (default: the newest in runs/); two are described only: A of the first, B of the second",
     fail_on=f"comma list of overall outcomes that end in exit code 3: {', '.join(map(option_name, Outcome))}",
-    any_size="--fail-on looks at every size by itself, too",
+    any_size="--fail-on looks at every size, or number of requests, by itself, too",
+    allreduce_run="of servers: a bench-allreduce run of their node, which tells what allreduces add to a step",
     json="print as JSON",
 )
 def compare(
@@ -150,6 +153,7 @@ def compare(
     run: list[str] | None = None,
     fail_on: str = "",
     any_size: bool = False,
+    allreduce_run: str = "",
     json: bool = False,
 ) -> ExitCode | None:
     """Compare arms of a run, `./inv compare A B`: per size, with intervals, outcomes and what else differs."""
@@ -158,7 +162,16 @@ def compare(
         raise InputError(
             f"--run was given {len(paths)} times", expected="one run file, or two", todo="name at most two"
         )
-    files = [read_run(Path(path)) for path in paths] or [bench.newest_run()]
+    read = [read_any_run(Path(path)) for path in paths] or [read_any_run(newest_path())]
+    files, serving = of_one_benchmark(read)
+    if serving:
+        return compare_servers(serving, a, b, allreduce_run=allreduce_run, wanted=wanted, every_row=any_size, json=json)
+    if allreduce_run:
+        raise InputError(
+            f"--allreduce-run beside {files[0].path}",
+            expected="a run of servers, whose step time it helps to explain",
+            todo="leave it out, or name a run of bench-speculative",
+        )
     first, last = files[0], files[-1]
     if bool(a) != bool(b):
         raise InputError(

@@ -9,6 +9,12 @@ short_description: Read what a GPU node is and how it is set
 description:
   - Returns the node record (docs/node-record.md) of the node that it runs on.
   - Reads only; what it may not read is the text C(unknown), never a guess.
+options:
+  root:
+    description:
+      - The file system to read. Of another than C(/), files are read only; no command is run and no process is asked.
+    type: path
+    default: /
 author: Lanewise
 attributes:
   check_mode:
@@ -29,14 +35,19 @@ node:
   returned: always
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402 - Ansible wants the documentation first
+import os  # noqa: E402 - Ansible wants the documentation first
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from ansible.module_utils.node_record import read_node  # noqa: E402
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
-    module.exit_json(changed=False, node=read_node())
+    module = AnsibleModule(argument_spec={"root": {"type": "path", "default": "/"}}, supports_check_mode=True)
+    root = module.params["root"]
+    if not os.path.isdir(root):  # noqa: PTH112 - also where it may not look
+        module.fail_json(msg=f"root is {root!r}, which is no directory; expected one that holds sys, proc and etc")
+    module.exit_json(changed=False, node=read_node(None if root == "/" else root))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.makers_node import fake_rig
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
@@ -34,6 +36,18 @@ def test_record_writes_what_the_reader_says(tmp_path: Path, more: tuple[str, ...
     direct = json.loads(subprocess.run(script, cwd=ROOT, capture_output=True, check=True).stdout)
     for part in ("schema", "cpu", "pci", "gpus"):
         assert record[part] == direct[part]
+
+
+def test_the_module_reads_another_root_and_refuses_what_is_none(tmp_path: Path) -> None:
+    fake_rig(tmp_path / "node")
+    place = ("this-machine", "-m", "gpu_node_info", "-o", "-a")
+    done = ansible("ansible", *place, f"root={tmp_path}/node", home=tmp_path)
+    node = json.loads(done.stdout.partition("=>")[2])["node"]
+    assert (node["host"]["hostname"], len(node["gpus"])) == ("node7", 8)
+    assert {device["acs_control"] for device in node["pci"] if device["port_type"] == "root_port"} == {0x1D}
+    wrong = ansible("ansible", *place, f"root={tmp_path}/no", home=tmp_path)
+    assert wrong.returncode != 0
+    assert "which is no directory; expected one that holds sys, proc and etc" in wrong.stdout
 
 
 def test_the_module_is_documented(tmp_path: Path) -> None:

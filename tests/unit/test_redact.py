@@ -73,6 +73,17 @@ def test_the_argument_after_a_secret_option_is_hidden() -> None:
     ]  # fmt: skip
 
 
+def test_a_number_of_tokens_is_no_secret() -> None:
+    command = ["--max-new-tokens", "64", "--speculative-num-draft-tokens", "3"]
+    assert Redactor({}).all(command) == command
+    assert Redactor({}).all(["--api-tokens", "abc", "--token", "123"]) == [
+        "--api-tokens",
+        "<redacted>",
+        "--token",
+        "<redacted>",
+    ]
+
+
 def test_ordinary_commands_stay_as_they_are() -> None:
     command = [
         "/usr/bin/mpirun",

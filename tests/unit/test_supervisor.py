@@ -142,7 +142,7 @@ def test_the_harness_killed_leaves_nothing(mark: str, scratch: list[Path]) -> No
 def test_the_supervisor_killed_takes_the_command_along(mark: str, scratch: list[Path]) -> None:
     process = start(mark, scratch, "stay")
     wait_up(process)
-    # Its orphaned grandchild may be the supervisor's child by now too, with the same command line; the command is older.
+    # An orphaned grandchild may be the supervisor's child by now too, with the same command line; the command is older.
     command = min(children(process.pid), key=started)
     process.kill()
     process.wait()

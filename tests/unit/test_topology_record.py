@@ -8,8 +8,8 @@ import pytest
 
 from lanewise.errors import InputError
 from playbooks.module_utils.node_record import read_node
+from tests.unit.makers_node import add_switch, cpu_files, write
 from tests.unit.makers_topology import fake_record, fake_record_text, record_device
-from tests.unit.test_node_record import add_switch, cpu_files, write
 from tuning.topology import Topology
 from tuning.topology_paths import islands, path_type
 from tuning.topology_read import parse_topology
@@ -85,8 +85,38 @@ def test_devices_that_no_numa_node_is_told_of_are_on_the_only_one_or_on_an_unkno
     assert [cpu.several for cpu in read(fake_record_text(pci=bare)).cpus] == [True]
 
 
+@pytest.mark.parametrize(
+    ("control", "redirect"),
+    [
+        (0x1D, True),
+        (0x04, True),
+        (0x08, True),
+        (0x11, False),  # source validation and forwarding alone send nothing up
+        (0, False),
+        (None, False),
+        ("unknown", None),
+        (-1, None),
+        (True, None),
+    ],
+)
+def test_acs_redirect_is_that_of_the_port_above(control: object, redirect: bool | None) -> None:
+    topology = read(changed("0000:02:00.0", acs_control=control))
+    assert [gpu.acs_redirect for gpu in topology.gpus] == [redirect, None, None]
+
+
+def test_only_a_record_that_tells_every_ports_acs_leaves_it_not_unknown(tmp_path: Path) -> None:
+    write(tmp_path, cpu_files())
+    add_switch(tmp_path, 0x00, 0)
+    topology = read(json.dumps(read_node(str(tmp_path))))
+    assert {gpu.acs_redirect for gpu in topology.gpus} == {False}
+    assert not any("ACS" in text for text in topology.unknown)
+    assert any("ACS" in text for text in read(fake_record_text()).unknown)
+
+
 @pytest.mark.parametrize("value", ["unknown", None, -1, 1e300, 10**30, [], {}, True, float("nan")])
-@pytest.mark.parametrize("field", ["current_link_speed_gts", "max_link_width", "numa_node", "class", "parent"])
+@pytest.mark.parametrize(
+    "field", ["current_link_speed_gts", "max_link_width", "numa_node", "class", "parent", "acs_control"]
+)
 def test_odd_values_of_one_field_are_not_known_or_refused(field: str, value: object) -> None:
     text = changed("0000:03:00.0", **{field: value})
     try:

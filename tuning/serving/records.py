@@ -40,6 +40,16 @@ class Request:
     finish: str = ""
     output: str = ""
 
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time an output token after the first, (latency - TTFT) / (tokens - 1); None where there is no TTFT or token.
+
+        AIPerf calls it inter-token latency. It does not grow with chunks that hold several tokens, as gaps do.
+        """
+        if self.ttft_ms is None or self.completion_tokens < 2:
+            return None
+        return (1_000 * self.seconds - self.ttft_ms) / (self.completion_tokens - 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
@@ -91,6 +101,7 @@ class ServerStart:
         status: OK, or how the start failed; `reason` is the cause in one line.
         reason: "" where OK.
         output: its last lines of log, where anything went wrong.
+        profile: kernels of some decode steps, as `profile.Profile` has them; {} where none was taken.
     """
 
     launch: str
@@ -111,6 +122,7 @@ class ServerStart:
     status: Status = Status.OK
     reason: str = ""
     output: tuple[str, ...] = ()
+    profile: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,186 @@
+"""What goes wrong on one node is told by name, changes nothing more there, and stops no other node. One run for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.roles.conftest import ROOT, Done, Farm
+from tests.roles.makers_tree import different, tree
+
+SETTINGS = {"enable": ["max_read_request"], "disable": ["persistence"], "values": {}}
+STUCK = "0000:43:00.0"
+THIS = f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"
+
+
+def other_user(folder: Path) -> str:
+    """A Python that runs as somebody who may not write what root owns: file modes stop nobody else here."""
+    if os.geteuid():
+        return shutil.which("python3") or ""
+    if not (setpriv := shutil.which("setpriv")):
+        pytest.skip("no setpriv, without which root's writes cannot be refused")
+    script = folder / "python-as-nobody"
+    script.write_text(f'#!/bin/sh\nexec {setpriv} --reuid=65534 --regid=65534 --clear-groups /usr/bin/python3 "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def give_away(root: Path) -> None:
+    """Everything below `root` to that user."""
+    if os.geteuid() == 0:
+        for path in [root, *root.rglob("*")]:
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+
+
+def lock_up(path: Path) -> None:
+    """Nobody but root may write there."""
+    path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0)
+
+
+def hold(root: Path, controller: str, pid: int) -> None:
+    """A lease that another run has taken."""
+    lease = root / "var/lib/lanewise/lease.json"
+    lease.parent.mkdir()
+    now = time.time()
+    document = {"controller": controller, "pid": pid, "since": now, "until": now + 600}
+    lease.write_text(json.dumps({"schema": "lanewise.lease/1", **document}))
+
+
+@pytest.fixture(scope="module")
+def roots(farm: Farm) -> dict[str, Path]:
+    stranger = other_user(farm.folder)
+
+    def add(name: str, **variables: Any) -> Path:
+        return farm.add(name, **{"node_settings": SETTINGS, **variables})
+
+    found = {
+        "healthy": add("healthy"),
+        "foreign": add("foreign", nccl_system={"NCCL_SOCKET_IFNAME": "eth0"}),
+        "readonly": add("readonly", ansible_python_interpreter=stranger),
+        "stuck": add("stuck", ansible_python_interpreter=stranger),
+        "busy": add("busy"),
+        "dead": add("dead"),
+        "refused": add("refused", node_settings={"enable": ["no_such_setting"], "disable": ["persistence"]}),
+        "sudo": add(
+            "sudo",
+            ansible_become=True,
+            ansible_become_user="nobody",
+            ansible_become_exe=str(farm.folder / "no-such-sudo"),
+        ),
+        "away": add("away", ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=1),
+    }
+    (found["foreign"] / "etc/nccl.conf").write_text("NCCL_DEBUG=INFO\n")
+    for name in ("readonly", "stuck"):
+        give_away(found[name])
+    for path in [found["readonly"] / "etc", *(found["readonly"] / "etc").rglob("*")]:
+        lock_up(path)
+    lock_up((found["stuck"] / f"sys/bus/pci/devices/{STUCK}/config").resolve())
+    hold(found["busy"], THIS, os.getpid())
+    hold(found["dead"], THIS, 2**22 + 1)  # above the largest pid that Linux gives
+    return found
+
+
+@pytest.fixture(scope="module")
+def before(roots: dict[str, Path]) -> dict[str, Any]:
+    return {name: tree(root) for name, root in roots.items()}
+
+
+@pytest.fixture(scope="module")
+def done(farm: Farm, before: dict[str, Any]) -> Done:
+    return farm.play("playbooks/provision.yml")
+
+
+def result(done: Done, name: str) -> tuple[str, str]:
+    found = done.results[name]
+    return found["status"], found["message"]
+
+
+def test_the_healthy_node_is_done_whatever_happens_to_the_others(done: Done, roots: dict[str, Path]) -> None:
+    assert done.code != 0
+    assert result(done, "healthy") == ("pending reboot", "")
+    assert (roots["healthy"] / "etc/lanewise/pci.conf").exists()
+
+
+def test_every_node_has_a_result(done: Done, roots: dict[str, Path]) -> None:
+    assert set(done.results) == set(roots)
+
+
+def test_a_foreign_file_is_refused_by_name_and_left(done: Done, roots: dict[str, Path]) -> None:
+    status, message = result(done, "foreign")
+    assert status == "failed"
+    assert "not ours, so nothing was written: /etc/nccl.conf" in message
+    assert (roots["foreign"] / "etc/nccl.conf").read_text() == "NCCL_DEBUG=INFO\n"
+
+
+def test_a_read_only_etc_is_named_and_nothing_of_ours_is_half_there(
+    done: Done, roots: dict[str, Path], before: dict[str, Any]
+) -> None:
+    status, message = result(done, "readonly")
+    assert status == "failed"
+    assert "cannot write /etc/" in message
+    changed = different(before["readonly"], tree(roots["readonly"]))
+    assert [name for name in changed if not name.startswith("var/lib")] == []
+
+
+def test_a_register_that_cannot_be_written_is_named_and_all_others_are_set(done: Done, roots: dict[str, Path]) -> None:
+    status, message = result(done, "stuck")
+    assert status == "failed"
+    assert f"1 registers are not as they shall be: {STUCK} max_read_request" in message
+    entries = json.loads((roots["stuck"] / "var/lib/lanewise/before.json").read_text())["registers"]
+    assert len(entries) == 10  # two ports, eight GPUs: that one, too, since it was written down before it was tried
+
+
+def test_a_node_that_a_living_run_holds_is_refused_by_name(
+    done: Done, roots: dict[str, Path], before: dict[str, Any]
+) -> None:
+    status, message = result(done, "busy")
+    assert status == "failed"
+    assert f"another run holds busy: {THIS}, process {os.getpid()}, until 20" in message
+    assert set(different(before["busy"], tree(roots["busy"]))) <= {"var/lib/lanewise/lock"}
+
+
+def test_the_lease_of_a_dead_run_is_taken_over(done: Done, roots: dict[str, Path]) -> None:
+    assert result(done, "dead") == ("pending reboot", "")
+    assert not (roots["dead"] / "var/lib/lanewise/lease.json").exists()
+
+
+def test_what_the_plan_refuses_changes_nothing(done: Done, roots: dict[str, Path], before: dict[str, Any]) -> None:
+    status, message = result(done, "refused")
+    assert status == "refused"
+    assert "no_such_setting" in message
+    assert different(before["refused"], tree(roots["refused"])) == []
+
+
+def test_a_node_without_sudo_says_so(done: Done) -> None:
+    status, message = result(done, "sudo")
+    assert status == "failed"
+    assert "no-such-sudo" in message
+
+
+def test_a_node_that_is_away_is_unreachable(done: Done) -> None:
+    status, message = result(done, "away")
+    assert status == "unreachable"
+    assert "127.0.0.1" in message
+
+
+def test_no_error_is_a_traceback(done: Done) -> None:
+    assert "Traceback" not in done.out
+
+
+def test_a_lease_can_be_broken_by_hand(done: Done, farm: Farm) -> None:
+    again = farm.play("playbooks/provision.yml", "--limit", "busy", "-e", "node_lease_break=true", "--check")
+    assert again.code == 0, again.out
+
+
+def test_a_read_only_node_group_is_never_touched(farm: Farm) -> None:
+    shown = farm.play("playbooks/provision.yml", "-i", str(ROOT / "inventory/hosts.yml"), "--limit", "this-machine")
+    assert shown.results == {}

@@ -1,0 +1,139 @@
+"""Measuring against fakes of known truth: what is recovered, from which source, and what is found out about it."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.serving.runs import carry_out, fake_request, truth
+from tuning.serving import measure
+from tuning.serving.prompts import Prompt
+from tuning.serving.records import ServerStart, ServingTrial
+from tuning.trial import Status
+
+ARM = "default/2-1-3"
+
+
+@pytest.fixture(autouse=True)
+def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is never stable."""
+    monkeypatch.setattr(measure, "MOST_WARM_UP_WAVES", 3)
+
+
+def measured(folder: Path, **asked: Any) -> tuple[list[ServingTrial], ServerStart]:
+    """The trials of a server with speculation 2/1/3, and its start."""
+    run = carry_out(folder, fake_request(folder, **{"speculations": ("2/1/3",), **asked}), ARM)
+    (start,) = run.starts.values()
+    return list(run.trials), start
+
+
+@pytest.mark.parametrize(
+    ("release", "asked", "source"),
+    [
+        ("0.5.23", {}, "counters"),
+        ("0.5.12", {}, "requests"),
+        ("0.5.12", {"prompts": "mixed"}, "log"),
+        ("0.5.12", {"prompts": "mixed", "server": {"flags": {"decode-log-interval": "1000"}}}, "chunks"),
+    ],
+)
+def test_step_time_and_accept_length_are_recovered_from_every_source(
+    tmp_path: Path, release: str, asked: dict[str, Any], source: str
+) -> None:
+    asked = {"concurrencies": (2,), "output_tokens": 96, "fake": {"accept": (0.8, 0.6)}, **asked}
+    ((trial,), _) = measured(tmp_path, release=release, **asked)
+    assert trial.ok, trial.reason
+    assert {done.source for done in trial.passes} == {source}
+    step_ms, accept_length = truth(tmp_path, running=2, waves=2 * 2)
+    assert statistics.fmean(done.step_ms for done in trial.passes) == pytest.approx(step_ms, rel=0.01)
+    assert statistics.fmean(done.accept_length for done in trial.passes) == pytest.approx(accept_length, rel=0.02)
+
+
+QUICK = {"fake": {"compute_ms": 4.0}, "requests": 1, "output_tokens": 64}
+
+
+def quick(**fake: Any) -> dict[str, Any]:
+    """What is asked where only findings matter."""
+    return {**QUICK, "fake": {"compute_ms": 4.0, **fake}}
+
+
+def test_verify_passes_that_ran_eagerly_are_a_finding(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick(eager=True))
+    assert {done.graph_share for done in trial.passes} == {0.0}
+    assert any("verify passes ran eagerly" in finding for finding in start.findings)
+
+
+def test_steps_that_replay_a_graph_are_none(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick())
+    assert {done.graph_share for done in trial.passes} == {1.0}
+    assert not [finding for finding in start.findings if "eager" in finding]
+    assert (trial.passes[0].requests[0].gaps_ms != (), trial.passes[1].requests[0].gaps_ms) == (True, ())
+
+
+def test_a_cold_start_is_warmed_up_and_does_not_reach_the_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "MOST_WARM_UP_WAVES", 6)
+    ((trial,), _) = measured(tmp_path, **quick(cold_steps=40, cold_factor=4.0))
+    assert trial.warm_up[0] > 1.5 * trial.warm_up[-1]
+    assert trial.passes[-1].step_ms < 1.2 * trial.warm_up[-1]
+
+
+def test_a_step_time_that_never_settles_is_a_finding(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick(drift=30.0))
+    assert len(trial.warm_up) == 3
+    assert any("still drifting after 3 warm-up waves" in finding for finding in start.findings)
+
+
+def test_a_drift_over_the_passes_is_a_finding(tmp_path: Path) -> None:
+    (_, start) = measured(tmp_path, **quick(drift=30.0), passes=3)
+    assert any("drifted over the passes" in finding for finding in start.findings)
+
+
+def test_requests_that_never_decode_together_have_no_numbers(tmp_path: Path) -> None:
+    ((alone, four), _) = measured(tmp_path, **quick(slot_limit=2), concurrencies=(1, 4))
+    assert alone.ok
+    assert (four.status, four.passes) == (Status.UNSUPPORTED, ())
+    assert "of 4 requests sent at once at most 2 decoded together" in four.reason
+
+
+def test_counts_that_the_server_itself_contradicts_are_a_finding(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick(wrong_counts=-5))
+    assert trial.passes[0].source == "requests"
+    assert any("counters gained 64 tokens where its answers hold 59" in finding for finding in start.findings)
+
+
+def test_a_stream_that_ends_too_early_is_unreadable_and_says_where(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick(half_close_after=20))
+    assert trial.status is Status.UNREADABLE
+    assert "half-closed" in trial.reason
+    assert start.status is Status.OK, "the server lives"
+
+
+def test_a_refusal_is_told_with_the_servers_words(tmp_path: Path) -> None:
+    ((trial,), _) = measured(tmp_path, **quick(refuse=400))
+    assert trial.status is Status.UNREADABLE
+    assert "a fake refusal" in trial.reason
+
+
+@pytest.mark.parametrize(
+    ("times", "drifts"),
+    [
+        ([10, 10.05, 10.2], True),
+        ([10.2, 10.1, 10], True),
+        ([10, 10.2, 10.1], False),
+        ([10, 10.5], False),
+        ([10, 10, 10], False),
+    ],
+)
+def test_only_what_goes_one_way_drifts(times: list[float], drifts: bool) -> None:
+    assert measure._drifts(times) is drifts
+
+
+def test_a_wave_that_is_not_full_is_made_up_from_the_first_prompts() -> None:
+    prompts = [Prompt(id=str(number), category="c", text="t") for number in range(5)]
+    waves = ["".join(prompt.id for prompt in wave) for wave in measure.waves_of(prompts, 3)]
+    assert waves == ["012", "340"]
+    assert [len(wave) for wave in measure.waves_of(prompts, 8)] == [8]

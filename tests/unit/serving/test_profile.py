@@ -1,0 +1,159 @@
+"""Profiles: taken from a fake server, cut into whole steps, and read from files that hold anything."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from lanewise.errors import InputError, LanewiseError, UnreachableError
+from tests.unit.serving.servers import fake_server, free_port
+from tuning.serving.profile import REST, parse_profile, summarise, take
+from tuning.serving.prompts import Prompt
+from tuning.serving.served import Load
+from tuning.serving.trace import Kernel, read_kernels
+
+LOAD = Load(prompts=(Prompt(id="a", category="tokens", tokens=tuple(range(16))),), max_tokens=64, ignore_eos=True)
+
+
+def write(path: Path, text: str) -> Path:
+    with gzip.open(path, "wt") as file:
+        file.write(text)
+    return path
+
+
+def steps_of(count: int, *, calls: int = 4, ragged: bool = True) -> list[Kernel]:
+    """Steps of 1 ms: `calls` allreduces of 20 us, a GEMM beside each, one argmax. The first and last are cut off."""
+    kernels = []
+    for step in range(count):
+        at = 1000.0 * step
+        for call in range(calls):
+            kernels += [
+                Kernel(name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL", begin=at + 100 * call, us=20),
+                Kernel(name=f"gemm_{call % 2}", begin=at + 100 * call + 30, us=60),
+            ]
+        kernels.append(Kernel(name="argmax", begin=at + 900, us=5))
+    return kernels[5:-3] if ragged else kernels
+
+
+def test_steps_are_whole_though_the_trace_is_not() -> None:
+    profile = summarise(steps_of(10), concurrency=2, steps=10)
+    assert profile.allreduces == 4
+    assert profile.allreduce_ms == pytest.approx(0.08)
+    assert profile.step_ms == pytest.approx(1.0)
+    assert profile.busy_ms == pytest.approx(0.08 + 0.24 + 0.005)
+
+
+def test_kernels_that_take_little_are_one_entry_but_for_those_that_reduce() -> None:
+    many = [Kernel(name=f"k{n:02}", begin=n + 1000.0 * s, us=50 - n / 2) for s in range(6) for n in range(60)]
+    many += [Kernel(name="cross_device_reduce_1stage", begin=500 + 1000.0 * s, us=0.1) for s in range(6)]
+    many.sort(key=lambda kernel: kernel.begin)
+    profile = summarise(many, concurrency=1, steps=6)
+    assert len(profile.kernels) == 40 + 2
+    assert profile.kernels[REST][0] == 20
+    assert profile.allreduces == 1
+
+
+def test_a_profile_without_steps_says_so() -> None:
+    with pytest.raises(LanewiseError, match="none of them ran about 50 times"):
+        summarise(steps_of(10), concurrency=1, steps=50)
+
+
+def test_a_profile_survives_its_file_and_nothing_else_does() -> None:
+    profile = summarise(steps_of(10), concurrency=2, steps=10)
+    assert parse_profile(json.loads(json.dumps(profile.to_dict()))) == profile
+    for broken in ({}, None, [], {"kernels": {"a": [1]}}, {**profile.to_dict(), "kernels": {"a": [1, "x"]}}):
+        assert parse_profile(broken) is None
+    assert parse_profile({**profile.to_dict(), "steps": -1}) is None
+
+
+def test_events_other_than_kernels_are_left_out(tmp_path: Path) -> None:
+    events = [
+        {"ph": "M", "name": "process_name", "args": {"name": "[x]}{"}},
+        {"cat": "kernel", "name": "b", "ts": 5.5, "dur": 2},
+        {"cat": "cpu_op", "name": "a", "ts": 1, "dur": 9},
+        {"cat": "kernel", "name": "a" * 500, "ts": 1, "dur": 3},
+        {"cat": "kernel", "name": "c", "ts": "now", "dur": 3},
+        7,
+        None,
+    ]
+    text = json.dumps(
+        {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "more": []}, indent=1
+    )
+    kernels = read_kernels(write(tmp_path / "t.json.gz", text))
+    assert [(k.name, k.begin, k.us) for k in kernels] == [("a" * 140, 1, 3), ("b", 5.5, 2)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"traceEvents": 1}',
+        '{"traceEvents": [',
+        '{"traceEvents": [{"cat": "kernel", "na',
+        '{"traceEvents": [' + "[" * 200_000,
+        '{"traceEvents": ["' + "x" * 3_000_000,
+        "x" * 3_000_000,
+    ],
+    ids=["empty", "no events", "no list", "no end", "torn", "deep", "endless", "no JSON"],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="cannot read the profile"):
+        read_kernels(write(tmp_path / "t.json.gz", text))
+
+
+def test_what_is_no_gzip_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json.gz").write_text("{}")
+    with pytest.raises(InputError, match="cannot read the profile"):
+        read_kernels(tmp_path / "t.json.gz")
+    with pytest.raises(InputError):
+        read_kernels(tmp_path / "missing.json.gz")
+
+
+def test_a_large_trace_is_read_in_little_memory_and_time(tmp_path: Path) -> None:
+    event = json.dumps({"cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "args": {"x": "y" * 200}})
+    path = write(tmp_path / "t.json.gz", '{"traceEvents": [' + ",".join([event] * 40_000) + "]}")
+    tracemalloc.start()
+    began = time.perf_counter()
+    assert read_kernels(path) == []
+    assert tracemalloc.get_traced_memory()[1] < 3_000_000, "the text is 11 MB"
+    tracemalloc.stop()
+    assert time.perf_counter() - began < 20
+
+
+def test_a_fake_server_is_profiled(tmp_path: Path) -> None:
+    out = tmp_path / "profile"
+    out.mkdir()
+    with fake_server(tmp_path, calls=12, allreduce_us=50.0, allreduce_us_per_kib=0.0, compute_ms=1.4) as server:
+        profile = take(server.url, out, LOAD, timeout=20, steps=8)
+    assert profile.allreduces == 12
+    assert profile.allreduce_ms == pytest.approx(0.6)
+    assert profile.step_ms == pytest.approx(2.0)
+    assert (profile.steps, profile.concurrency) == (7, 1)
+    assert list(out.iterdir()) == [], "traces are large, and removed"
+
+
+def test_a_trace_is_read_when_it_is_whole_however_long_a_rank_writes(tmp_path: Path) -> None:
+    out = tmp_path / "profile"
+    out.mkdir()
+    with fake_server(tmp_path, "--tp-size", "2", calls=12, trace_seconds=0.8) as server:
+        assert take(server.url, out, LOAD, timeout=20).allreduces == 12
+
+
+def test_a_trace_that_stays_broken_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "1-TP-0.trace.json.gz", '{"traceEvents": [')
+    with fake_server(tmp_path, profiler=False) as server, pytest.raises(InputError, match="cannot read the profile"):
+        take(server.url, tmp_path, LOAD, timeout=1.2)
+
+
+def test_a_server_without_a_profiler_or_without_answer_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match="gave no answer"):
+        take(f"http://127.0.0.1:{free_port()}", tmp_path, LOAD, timeout=3)
+    out = tmp_path / "profile"
+    with fake_server(tmp_path, profiler=False) as server, pytest.raises(LanewiseError, match="wrote no profile"):
+        take(server.url, out, LOAD, timeout=1.5)

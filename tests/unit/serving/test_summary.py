@@ -1,0 +1,74 @@
+"""A run in short: medians over starts, speed-up, what could be found, and what the starts say of themselves."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.unit.serving.test_serving_runfile import PASS, START, TRIAL, header
+from tuning.serving.records import ServingTrial
+from tuning.serving.runfile import ServingRun
+from tuning.serving.summary import findings, rows
+from tuning.serving.summary_view import document, show
+from tuning.trial import Status
+
+
+def trial(arm: str, repetition: int, *step_ms: float, accept: float = 1.0) -> ServingTrial:
+    passes = tuple(
+        replace(PASS, step_ms=ms, accept_length=accept, tokens_per_second=1000 * accept / ms, requests=PASS.requests)
+        for ms in step_ms
+    )
+    return replace(TRIAL, arm=arm, repetition=repetition, launch=f"{arm}{repetition}", passes=passes)
+
+
+def run_of(*trials: ServingTrial) -> ServingRun:
+    return ServingRun(path=Path("r.jsonl"), header=header()).with_records([START, *trials])
+
+
+BASELINE = [trial("default/baseline", number, 10.0 + number / 10, 10.0 + number / 10) for number in range(3)]
+SPECULATION = [trial("default/2-1-3", number, 12.5, 12.5 + number / 5, accept=2.5) for number in range(3)]
+
+
+def test_a_row_holds_medians_over_starts_and_the_speed_up_over_its_baseline() -> None:
+    baseline, speculation = rows(run_of(*BASELINE, *SPECULATION))
+    assert (baseline.step_ms, baseline.speed_up, baseline.detectable) == (pytest.approx(10.1), None, None)
+    assert speculation.starts == 3
+    assert speculation.step_ms == pytest.approx(12.6)
+    assert speculation.speed_up == pytest.approx((2500 / 12.6) / (1000 / 10.1), rel=1e-3)
+    assert speculation.detectable is not None
+    assert 0 < speculation.detectable < 0.1
+    assert speculation.ttft_ms == 3.5
+    assert speculation.tpot_ms == pytest.approx((250 - 3.5) / 63)
+
+
+def test_of_a_start_that_was_repeated_the_later_one_counts() -> None:
+    (row,) = rows(run_of(trial("default/baseline", 0, 20.0), trial("default/baseline", 0, 10.0)))
+    assert (row.starts, row.step_ms, row.spread) == (1, 10.0, None)
+
+
+def test_starts_that_differ_while_their_passes_agree_are_told() -> None:
+    apart = [trial("default/baseline", number, ms, ms * 1.001) for number, ms in enumerate((10.0, 13.0, 10.0))]
+    assert any("the start decides: 10, 13" in finding for finding in findings(run_of(*apart)))
+    noisy = [trial("default/baseline", number, ms, ms * 1.2) for number, ms in enumerate((10.0, 13.0, 10.0))]
+    assert not [finding for finding in findings(run_of(*noisy)) if "decides" in finding]
+    assert "here default/2-1-3 start 1: x" in list(findings(run_of()))
+
+
+def test_everything_is_shown_and_is_json() -> None:
+    failed = replace(TRIAL, passes=(), status=Status.CRASHED, reason="gone\x1b[2J")
+    run = run_of(*BASELINE, *SPECULATION, failed)
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(show(run))
+    assert isinstance(screen.file, io.StringIO)
+    text = screen.file.getvalue()
+    assert "default/2-1-3" in text
+    assert "crashed: gone" in text
+    assert "\x1b" not in text
+    told = json.loads(json.dumps(document(run), allow_nan=False))
+    assert [row["arm"] for row in told["rows"]] == ["default/baseline", "default/2-1-3"]
+    assert told["failures"][0]["status"] == "crashed"

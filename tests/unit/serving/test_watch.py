@@ -1,0 +1,281 @@
+"""Watching servers: fakes whose steps are known, and readings of made-up counters."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from lanewise.errors import InputError, LanewiseError, UnreachableError
+from tests.unit.serving.makers import BASELINE, EAGLE, fake_serving_plan, fake_serving_run
+from tests.unit.serving.servers import Running, fake_server
+from tuning.serving import watch_verbs
+from tuning.serving.client import generate
+from tuning.serving.counters import Metrics, parse_metrics
+from tuning.serving.prompts import Prompt
+from tuning.serving.runfile import ServingWriter
+from tuning.serving.scrape import Address, parse_address, scrape
+from tuning.serving.served import Load
+from tuning.serving.watch import Baseline, Glance, glance
+from tuning.serving.watch_verbs import PATIENCE, glances
+
+EAGLE_FLAGS = ("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2")
+
+
+def scraped(
+    *,
+    running: float = 1,
+    steps: float = 0,
+    eager: float = 0,
+    tokens: float = 0,
+    drafts: float = 3,
+    queued: float = 0,
+) -> Metrics:
+    return parse_metrics(
+        f"sglang:num_running_reqs {running}\nsglang:num_queue_reqs {queued}\nsglang:spec_num_draft_tokens {drafts}\n"
+        f'sglang:cuda_graph_passes_total{{mode="decode_cuda_graph"}} {steps}\n'
+        f'sglang:cuda_graph_passes_total{{mode="decode_none"}} {eager}\n'
+        f'sglang:realtime_tokens_total{{mode="decode"}} {tokens}\n'
+    )
+
+
+def seen(baseline: Baseline | None = None, *, running: float = 1, ran: float | None = None, **after: float) -> Glance:
+    begin = scraped(running=running if ran is None else ran)
+    return glance(begin, scraped(running=running, **after), 2.0, baseline)
+
+
+def given(ms: float) -> Baseline:
+    return Baseline(source="--baseline-ms", any_concurrency=ms)
+
+
+def test_a_window_tells_step_time_acceptance_and_break_even() -> None:
+    found = seen(given(6.25), running=4, steps=200, tokens=1600)
+    assert (found.step_ms, found.accept_length, found.tokens_per_second) == (10.0, 2.0, 800.0)
+    assert found.break_even == pytest.approx(1.6)
+    assert found.advice == "speculation pays at 4 requests: acceptance 2.00, break-even 1.60, 25% faster"
+
+
+@pytest.mark.parametrize(
+    ("glanced", "says"),
+    [
+        (seen(given(6.25), steps=200, tokens=240), "loses at 1 request: acceptance 1.20 is below the break-even 1.60"),
+        (seen(given(6.25), steps=200, tokens=322), "makes no difference at 1 request"),
+        (seen(steps=200, tokens=240), "--baseline-ms or --baseline-run"),
+        (
+            seen(Baseline(source="x.jsonl", by_concurrency={2: 9, 8: 12}), steps=200, tokens=240),
+            "x.jsonl has no baseline",
+        ),
+        (seen(given(5), steps=100, eager=100, tokens=240), "50% of verify passes run eagerly"),
+        (seen(given(5), eager=100, tokens=100, drafts=0), "100% of decode steps run eagerly"),
+        (seen(running=0), "nothing running"),
+        (seen(given(5), steps=100, tokens=100, drafts=0), "no speculation"),
+    ],
+)
+def test_advice_is_the_one_thing_to_know(glanced: Glance, says: str) -> None:
+    assert says in glanced.advice
+    assert glanced.advice.count("\n") == 0
+
+
+def test_a_pause_in_the_window_is_no_step_time() -> None:
+    found = seen(given(5), running=1, ran=0, steps=10, tokens=20)
+    assert (found.step_ms, found.break_even) == (None, None)
+    assert found.tokens_per_second == 10
+
+
+def test_a_restart_says_nothing_of_speed() -> None:
+    found = glance(scraped(steps=900, tokens=900), scraped(steps=5, tokens=9), 2.0, given(5))
+    assert (found.restarted, found.step_ms, found.tokens_per_second, found.accept_length) == (True, None, None, None)
+    assert "started anew" in found.advice
+
+
+def test_old_releases_say_what_cannot_be_known() -> None:
+    old = "sglang:num_running_reqs 2\nsglang:generation_tokens_total{} %d\n"
+    found = glance(parse_metrics(old % 100), parse_metrics(old % 300), 2.0, given(5))
+    assert (found.tokens_per_second, found.step_ms, found.accept_length) == (100, None, None)
+    assert any("step time" in line for line in found.unknown)
+    nothing = glance(parse_metrics(""), parse_metrics("go_gc_seconds 1\n"), 2.0, None)
+    assert "--enable-metrics" in nothing.advice
+
+
+def test_a_baseline_is_read_between_measured_numbers_and_not_beyond() -> None:
+    baseline = Baseline(source="run", by_concurrency={1: 8.0, 4: 11.0, 8: 19.0})
+    assert [baseline.step_ms(n) for n in (1, 2, 4, 6, 9, 0.5)] == [8.0, 9.0, 11.0, 15.0, None, None]
+
+
+@contextmanager
+def busy(server: Running, requests: int) -> Iterator[None]:
+    prompts = tuple(Prompt(id=str(n), category="tokens", tokens=(n, 1, 2, 3)) for n in range(requests))
+    load = Load(prompts=prompts, max_tokens=2000, ignore_eos=True, stream=False)
+    thread = threading.Thread(
+        target=lambda: generate(server.url, load, concurrency=requests, timeout=30, keep_going=False), daemon=True
+    )
+    thread.start()
+    time.sleep(0.2)
+    yield
+    server.process.kill()
+    thread.join(10)
+
+
+def test_a_live_server_is_read_as_it_is(tmp_path: Path) -> None:
+    with fake_server(tmp_path, *EAGLE_FLAGS, accept=(1.0, 0.0), calls=0, compute_ms=4.0, draft_ms=0.5) as server:
+        with busy(server, 2):
+            address = parse_address(server.url)
+            (found,) = glances(lambda: scrape(address, 5), 0.5, 1, given(4.0))
+        truth = [step["planned_ms"] for step in server.truth() if step["running"] == 2]
+    assert found.step_ms == pytest.approx(truth[0], rel=0.1)
+    assert found.accept_length == pytest.approx(2.0)
+    assert found.running == 2
+    assert "speculation pays at 2 requests" in found.advice
+
+
+def test_a_server_that_goes_ends_the_watch_clearly(tmp_path: Path) -> None:
+    with fake_server(tmp_path) as server:
+        address = parse_address(server.url)
+        stream = glances(lambda: scrape(address, 5), 0.02, 0, None)
+        assert next(stream).advice == "nothing running"
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(UnreachableError, match=f"gone.*{PATIENCE} times in a row"):
+            list(stream)
+
+
+def test_one_missed_reading_is_borne() -> None:
+    answers = iter([scraped(), UnreachableError("x", expected="y", todo="z"), scraped(steps=10, tokens=20)])
+
+    def read() -> Metrics:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (found,) = glances(read, 0.001, 1, None)
+    assert found.accept_length == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ftp://x", "127.0.0.1:30000", "http://", "http://a:b", "http://u:p@x", "http://x?y"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://127.0.0.1:30000", "http://127.0.0.1:30000/metrics"),
+        ("http://box/metrics", "http://box:80/metrics"),
+        ("https://[::1]/sglang/", "https://[::1]:443/sglang/metrics"),
+    ],
+)
+def test_addresses_are_taken_as_people_write_them(text: str, url: str) -> None:
+    assert parse_address(text).url == url
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[Address]:
+    """A fake of any server."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if body == b"drip":
+                for _ in range(100):
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield Address(host="127.0.0.1", port=server.server_port, secure=False)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_elsewhere_is_never_contacted() -> None:
+    with answering(302, b"", Location="http://127.0.0.1:9/") as address, pytest.raises(LanewiseError, match="HTTP 302"):
+        scrape(address, 5)
+
+
+def test_pages_without_counters_and_slow_ones_end_in_time() -> None:
+    with answering(404, b"") as address, pytest.raises(LanewiseError, match="HTTP 404"):
+        scrape(address, 5)
+    began = time.monotonic()
+    with answering(200, b"drip", **{"Content-Length": "1000"}) as address, pytest.raises(UnreachableError):
+        scrape(address, 0.3)
+    with answering(200, b"drip") as address, pytest.raises(UnreachableError):
+        scrape(address, 0.3)
+    assert time.monotonic() - began < 4
+    with answering(200, b"", **{"Content-Length": "10"}) as address, pytest.raises(UnreachableError):
+        scrape(address, 5)
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> int | None:
+    """The verb as the command line calls it; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["inv", "watch", *words])
+    monkeypatch.setattr(watch_verbs, "glances", lambda _read, _s, _count, baseline: iter([seen(baseline, **STEPS)]))
+    body = watch_verbs.watch.body
+    try:
+        body(Context(), **{"url": words[0] if words else "", **options})
+    except Exit as error:
+        return int(error.code)
+    return None
+
+
+STEPS = {"steps": 200.0, "tokens": 400.0}
+
+
+def test_lines_are_json_or_plain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    called(monkeypatch, "http://x", json=True, baseline_ms="6.25")
+    document = json.loads(capsys.readouterr().out)
+    assert (document["step_ms"], document["break_even"]) == (10.0, 1.6)
+    called(monkeypatch, "http://x", baseline_ms="6.25")
+    line = capsys.readouterr().out
+    assert "step ms 10.000" in line
+    assert "speculation pays" in line
+
+
+def test_a_run_file_gives_the_baseline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = fake_serving_run(fake_serving_plan(BASELINE, EAGLE), lambda *_: 5.0, path=tmp_path / "base.jsonl", spread=0)
+    with ServingWriter.begin(run) as writer:
+        writer.append(*run.records())
+    called(monkeypatch, "http://x", json=True, baseline_run=str(run.path))
+    assert json.loads(capsys.readouterr().out)["break_even"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"baseline_ms": "fast"}, "--baseline-ms is 'fast'"),
+        ({"baseline_ms": "nan"}, "--baseline-ms is 'nan'"),
+        ({"baseline_ms": "5", "baseline_run": "x"}, "both given"),
+        ({"baseline_run": "/no/such.jsonl"}, "/no/such.jsonl"),
+        ({"interval": 0}, "--interval is 0"),
+        ({"count": -1}, "--count -1"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: dict[str, object], says: str
+) -> None:
+    assert called(monkeypatch, "http://x", **options) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""The processes of a server: stopped and continued as a whole, and the shared memory that they would leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from tuning.supervisor import descendants
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux
+_STOP_SECONDS = 5.0
+"""How long to wait for stopped processes to stand still; one in a system call of a driver does so at its end."""
+_STILL = ("T", "t", "Z", "X", "")
+"""States in which a process does nothing: stopped, dead, gone."""
+
+
+class HostTree:
+    """What runs below a supervisor of this machine.
+
+    Args:
+        root: the supervisor, which itself is never stopped: it is the one that cleans up.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+
+    def pids(self) -> set[int]:
+        """Its processes at the moment."""
+        return set(descendants(self._root))
+
+    def freeze(self) -> None:
+        """Stop every process (SIGSTOP), also those that are started meanwhile; wait until they stand still."""
+        stopped: set[int] = set()
+        while new := self.pids() - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+        deadline = time.monotonic() + _STOP_SECONDS
+        while not all(_state(pid) in _STILL for pid in stopped) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def thaw(self) -> None:
+        """Let every process go on (SIGCONT)."""
+        _signal(self.pids(), signal.SIGCONT)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the command itself, as a service manager would."""
+        if child := _first_child(self._root):
+            _signal([child], signal.SIGTERM)
+
+
+def _first_child(root: int) -> int | None:
+    """The process that `root`, a supervisor, was asked to run; None where it is gone.
+
+    Orphans become the supervisor's children as well, but are younger than the command.
+    """
+    with suppress(OSError, ValueError):
+        children = [int(pid) for pid in Path(f"/proc/{root}/task/{root}/children").read_text().split()]
+        return min(children, key=_started, default=None)
+    return None
+
+
+def _started(pid: int) -> tuple[int, int]:
+    """Start time in clock ticks since boot (field 22), and the number where two are equal."""
+    return int(_fields(pid)[19]), pid
+
+
+def _state(pid: int) -> str:
+    """One letter (field 3); "" of a process that is gone."""
+    with suppress(OSError, IndexError):
+        return _fields(pid)[0]
+    return ""
+
+
+def _fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on (proc_pid_stat(5)); the second, a name, may hold blanks."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def segments_mapped(pids: Iterable[int]) -> set[Path]:
+    """Files in /dev/shm that some of these processes have mapped: of Python's, torch's and NCCL's shared memory."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                path = line.split(maxsplit=5)[-1]
+                if path.startswith(f"{SHARED_MEMORY}/") and not path.endswith(" (deleted)"):
+                    found.add(Path(path))
+    return found
+
+
+def remove_segments(segments: Collection[Path]) -> None:
+    """Remove those that no process has mapped any more: a process that was killed could not do it itself."""
+    if not segments:
+        return
+    used = segments_mapped(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    for path in set(segments) - used:
+        with suppress(OSError):
+            if path.is_file() and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                path.unlink()

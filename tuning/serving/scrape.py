@@ -1,0 +1,118 @@
+"""Fetches /metrics of a running server over http or https, from the address that a user named and no other."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import urlsplit
+
+from lanewise.errors import InputError, LanewiseError, UnreachableError
+from tuning.serving.counters import Metrics, parse_metrics
+from tuning.workload import short
+
+_PATH = "/metrics"
+_MOST_PAGE = 32 << 20
+_MOVED = (301, 302, 307, 308)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where a server's counters are: without redirections to elsewhere, proxies or credentials."""
+
+    host: str
+    port: int
+    secure: bool
+    path: str = _PATH
+
+    @property
+    def url(self) -> str:
+        """For people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.path}"
+
+
+def parse_address(text: str) -> Address:
+    """A server's address as typed: http(s)://HOST[:PORT], with or without /metrics.
+
+    Raises:
+        InputError: it is none.
+    """
+    with suppress(ValueError):
+        parts = urlsplit(text)
+        path = parts.path.rstrip("/").removesuffix(_PATH)
+        plain = text.isascii() and text.isprintable() and " " not in text
+        if plain and parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.username):
+            secure = parts.scheme == "https"
+            return Address(
+                host=parts.hostname, port=parts.port or (443 if secure else 80), secure=secure, path=path + _PATH
+            )
+    raise InputError(
+        f"the server's address is {short(text)}",
+        expected="http://HOST:PORT or https://HOST:PORT",
+        todo="give the address at which the server listens, e.g. http://127.0.0.1:30000",
+    )
+
+
+def scrape(address: Address, timeout: float) -> Metrics:
+    """One reading of the counters.
+
+    Raises:
+        UnreachableError: no answer within `timeout` seconds.
+        LanewiseError: an answer without counters.
+    """
+    status, body = _get(address, address.path, timeout)
+    if status in _MOVED:  # some servers have it below a folder
+        status, body = _get(address, address.path + "/", timeout)
+    if status != 200:
+        raise LanewiseError(
+            f"{address.url} answered HTTP {status}",
+            expected="counters; SGLang has them with --enable-metrics",
+            todo="start the server with --enable-metrics, or check the address",
+        )
+    return parse_metrics(body.decode("utf-8", "replace"))
+
+
+def _get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
+    if address.secure:
+        connection: HTTPConnection = HTTPSConnection(
+            address.host, address.port, timeout=timeout, context=ssl.create_default_context()
+        )
+    else:
+        connection = HTTPConnection(address.host, address.port, timeout=timeout)
+    overdue: threading.Timer | None = None
+    deadline = time.monotonic() + timeout
+    try:
+        connection.connect()
+        # By its socket: of a reply that ends with the connection, the connection forgets it before the body is read.
+        overdue = threading.Timer(timeout, _shut, (connection.sock,))
+        overdue.daemon = True
+        overdue.start()
+        connection.request("GET", path)
+        with connection.getresponse() as response:
+            body = response.read(_MOST_PAGE)
+            if time.monotonic() >= deadline:  # shut by the timer, which looks like the end of a page without length
+                raise TimeoutError("timed out")
+            if response.length:
+                raise HTTPException(f"more than {_MOST_PAGE:,} bytes, or cut off")
+            return response.status, body
+    except (OSError, HTTPException, ValueError) as error:
+        raise UnreachableError(
+            f"{address.url} gave no answer ({str(error) or type(error).__name__})",
+            expected=f"a server that answers within {timeout:g} s",
+            todo="see whether it still runs, and what its log says last",
+        ) from error
+    finally:
+        if overdue:
+            overdue.cancel()
+        connection.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    """End any read on it: a server that sends a byte now and then must not be waited for without end."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

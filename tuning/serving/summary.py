@@ -1,0 +1,142 @@
+"""A run of servers in short: per arm and load step time, acceptance and speed, and what weakens them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tuning.serving.records import ServingTrial
+from tuning.serving.runfile import ServingRun
+from tuning.stats import minimum_detectable_effect
+
+APART = 0.02
+"""Between starts, above which they are told apart where the passes within each agree."""
+_TIMES_APART = 5
+"""So many times as far apart as passes within a start: the start decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One arm at one concurrency in one environment, over its starts.
+
+    Attributes:
+        environment, arm, concurrency: which.
+        starts: starts that gave numbers.
+        step_ms: median over starts of the mean step time.
+        accept_length: tokens a step and request, mean over starts.
+        tokens_per_second: median over starts.
+        spread: relative standard deviation of tokens a second over starts; None below two.
+        source: where the numbers are from.
+        speed_up: tokens a second over the baseline's of the same backend and environment; None without.
+        detectable: the smallest difference of step time from that baseline that as many starts would find 4 times in 5,
+            as a fraction; None below two pairs.
+        ttft_ms, tpot_ms: medians over all requests; None where unknown.
+    """
+
+    environment: str
+    arm: str
+    concurrency: int
+    starts: int
+    step_ms: float
+    accept_length: float
+    tokens_per_second: float
+    spread: float | None
+    source: str
+    speed_up: float | None
+    detectable: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
+def rows(run: ServingRun) -> list[Row]:
+    """A row for everything that has numbers, in the order of the plan."""
+    plan = run.header.plan
+    found = []
+    for environment in plan.environments:
+        for arm in plan.arms:
+            for concurrency in arm.concurrencies:
+                if own := _trials(run, environment.name, arm.name, concurrency):
+                    baseline = _trials(run, environment.name, f"{arm.name.split('/')[0]}/baseline", concurrency)
+                    found.append(_row(own, [] if arm.name.endswith("/baseline") else baseline))
+    return found
+
+
+def _trials(run: ServingRun, environment: str, arm: str, concurrency: int) -> list[ServingTrial]:
+    """Those with numbers, by repetition; of a start that was repeated whole, the later one."""
+    key = (environment, arm, concurrency)
+    kept = {
+        trial.repetition: trial
+        for trial in run.trials
+        if trial.ok and (trial.environment, trial.arm, trial.concurrency) == key
+    }
+    return [kept[repetition] for repetition in sorted(kept)]
+
+
+def step_ms(trial: ServingTrial) -> float:
+    """A start's one number: the median of its passes' step times."""
+    return statistics.median(done.step_ms for done in trial.passes)
+
+
+def _row(own: Sequence[ServingTrial], baseline: Sequence[ServingTrial]) -> Row:
+    speeds, theirs = [_speed(trial) for trial in own], [_speed(trial) for trial in baseline]
+    speed = statistics.median(speeds)
+    requests = [request for trial in own for done in trial.passes for request in done.requests]
+    ttfts = [request.ttft_ms for request in requests if request.ttft_ms is not None]
+    tpots = [request.tpot_ms for request in requests if request.tpot_ms is not None]
+    return Row(
+        environment=own[0].environment,
+        arm=own[0].arm,
+        concurrency=own[0].concurrency,
+        starts=len(own),
+        step_ms=statistics.median(map(step_ms, own)),
+        accept_length=statistics.fmean(done.accept_length for trial in own for done in trial.passes),
+        tokens_per_second=speed,
+        spread=statistics.stdev(speeds) / statistics.fmean(speeds) if len(speeds) > 1 else None,
+        source=", ".join(dict.fromkeys(done.source for trial in own for done in trial.passes)),
+        speed_up=speed / statistics.median(theirs) if theirs else None,
+        detectable=_detectable(own, baseline),
+        ttft_ms=statistics.median(ttfts) if ttfts else None,
+        tpot_ms=statistics.median(tpots) if tpots else None,
+    )
+
+
+def _speed(trial: ServingTrial) -> float:
+    return statistics.median(done.tokens_per_second for done in trial.passes)
+
+
+def _detectable(own: Sequence[ServingTrial], baseline: Sequence[ServingTrial]) -> float | None:
+    """Of the pairs of starts of the same repetition."""
+    theirs = {trial.repetition: step_ms(trial) for trial in baseline}
+    logs = [math.log(step_ms(trial) / theirs[trial.repetition]) for trial in own if trial.repetition in theirs]
+    try:
+        return minimum_detectable_effect(logs)
+    except ModuleNotFoundError:  # scipy, which is not carried to machines that only measure
+        return None
+
+
+def findings(run: ServingRun) -> Iterator[str]:
+    """What weakens the numbers: of single starts, and that the start decides."""
+    for start in run.starts.values():
+        for finding in start.findings:
+            yield f"{start.environment} {start.arm} start {start.repetition + 1}: {finding}"
+    for row in rows(run):
+        trials = _trials(run, row.environment, row.arm, row.concurrency)
+        if told := _apart(trials):
+            yield f"{row.environment} {row.arm} at {row.concurrency}: {told}"
+
+
+def _apart(trials: Sequence[ServingTrial]) -> str:
+    """That starts differ by far more than passes within a start, or ""."""
+    times = [step_ms(trial) for trial in trials]
+    within = max(_ratio([done.step_ms for done in trial.passes]) for trial in trials) - 1
+    between = _ratio(times) - 1
+    if len(times) < 2 or between < max(APART, _TIMES_APART * within):
+        return ""
+    listed = ", ".join(f"{ms:.4g}" for ms in times)
+    return f"the start decides: {listed} ms, while passes of one start lie within {within:.1%}"
+
+
+def _ratio(times: Sequence[float]) -> float:
+    return max(times) / min(times)
