@@ -130,7 +130,7 @@ def guarded(function: Verb, *args: Any, **kwargs: Any) -> ExitCode | int | None:
         talk.say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        talk.say("interrupted: nothing is left running; what was measured is in the run file")
+        talk.say("interrupted: nothing is left running; what was finished is kept")
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of stdout left, as `head` does
         _discard_stdout()
