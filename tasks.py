@@ -24,12 +24,13 @@ from playbooks.verbs import provision, revert
 from playbooks.verify_verbs import verify_node
 from tuning import bench
 from tuning import survey as surveys
-from tuning.container_images import toolchain_images
+from tuning.campaign_servers import SPECULATIONS, Servers, plan_servers, require_model, start_servers
+from tuning.container_images import SERVERS, toolchain_images
 from tuning.diagnose_verbs import diagnose
 from tuning.knowing_verbs import nccl_plan_verb, topology, verdicts
 from tuning.outlook import REFERENCE, outlook
 from tuning.predict_verbs import predict
-from tuning.provenance import ROOT, node_record
+from tuning.provenance import ROOT, gpu_count, node_record
 from tuning.report_verbs import report
 from tuning.request import Request
 from tuning.serving.verbs import bench_speculative
@@ -54,10 +55,16 @@ LEVELS = {
 
 @verb(
     workload="built-in name or path of a YAML file",
-    ranks="ranks of a launch; 0: one a GPU, or 4 where there are none",
+    ranks="ranks of a launch, and GPUs of a server; 0: one a GPU, or 4 where there are none",
     launches="repetitions of every launch: the unit of the statistics",
     candidates="comma list, or 'all' (see bench-allreduce --help)",
-    python="interpreter that runs ranks on GPUs (default: the first python3 on PATH that has cuda-bindings)",
+    python="interpreter that runs ranks on GPUs, and servers (default: the first python3 on PATH that has "
+    "cuda-bindings, and the first that has SGLang)",
+    model="where there is a GPU: path or name of a model; servers of it are measured after the allreduces",
+    draft="path or name of the model's EAGLE-3 draft; without one: the row counts of verify passes, no speculation",
+    speculation=f"STEPS/TOPK/DRAFT-TOKENS (may be repeated; default with --draft: {', '.join(SPECULATIONS)}); more has "
+    "bench-speculative",
+    starts="starts of every server: the unit of the statistics",
     seed="of data and orders; 0 draws one",
     reference="without GPUs: the node that the outlook is for: a topology file, or one of "
     f"{', '.join(reference_names())}",
@@ -72,6 +79,10 @@ def campaign(
     launches: int = 5,
     candidates: str = "",
     python: str = "",
+    model: str = "",
+    draft: str = "",
+    speculation: list[str] | None = None,
+    starts: int = 3,
     seed: int = 0,
     reference: str = REFERENCE,
     output: str = "",
@@ -79,9 +90,25 @@ def campaign(
     json: bool = False,
 ) -> ExitCode | None:
     """Measure every toolchain that this machine can run, compare them, and say what was skipped and why."""
+    require_model(model, draft, speculation or [])
     containers, compared = engine_state(), _compared()
     images = toolchain_images(compared) if containers.present else {}
     survey = surveys.survey(python, containers, compared, images)
+    holding = surveys.survey_servers(
+        python, model, compared, toolchain_images(compared, SERVERS) if containers.present and model else {}
+    )
+    servers: Servers | None = None
+    if holding.environments and not resume:
+        servers = plan_servers(
+            holding.environments,
+            model=model,
+            draft=draft,
+            speculations=speculation or (),
+            tensor_parallel=(ranks if survey.engine == "cuda" else 0) or gpu_count(),
+            starts=starts,
+            seed=seed,
+            output=output,
+        )
     ahead = outlook(reference, compared, bench.RUNS, workload) if survey.engine == "mpi" else None
     if resume:
         run = bench.resume(resume, toolchains=list(images), python=python)
@@ -98,8 +125,18 @@ def campaign(
             ),
             output,
         )
-    bench.finish(run, json=json, found=list(survey.found), skipped=list(survey.skipped), ahead=ahead)
-    return bench.exit_code(run)
+    served = start_servers(servers) if servers and json else None
+    bench.finish(
+        run,
+        json=json,
+        found=[*survey.found, *holding.found],
+        skipped=[*survey.skipped, *holding.skipped],
+        ahead=ahead,
+        served=served,
+    )
+    if servers and not served:  # hours later, as a rule: people need not wait for the rest
+        bench.finish_servers(served := start_servers(servers))
+    return bench.exit_code(run) or (bench.exit_code(served) if served else None)
 
 
 def _compared() -> list[str]:

@@ -25,6 +25,8 @@ from tuning.outlook import Outlook
 from tuning.provenance import ROOT, variables_outside
 from tuning.request import Request, further_nccl, make_plan
 from tuning.runfile import Kind, Run, read_run
+from tuning.serving import summary_view
+from tuning.serving.runfile import ServingRun
 from tuning.trial import Status
 
 RUNS = ROOT / "runs"
@@ -89,13 +91,18 @@ def finish(
     found: list[str] | None = None,
     skipped: list[str] | None = None,
     ahead: Outlook | None = None,
+    served: ServingRun | None = None,
 ) -> None:
-    """Print what a run says, and for a campaign what was found and skipped, and what a node with GPUs could do."""
+    """Print what a run says, and for a campaign what was found and skipped, and what a node with GPUs could do.
+
+    The servers of a campaign are for JSON, which is one document; people read of them with `finish_servers`, later.
+    """
     comparable = run.header.kind is Kind.MEASURED
     overview = comparing.overview(run) if comparable else None
     if json:
         shown = document(overview.all if overview else [], run, overview.warnings if overview else ())
-        campaign = {} if found is None else {"found": found, "skipped": skipped}
+        servers = {"speculative": None if served is None else summary_view.document(served)}
+        campaign = {} if found is None else {"found": found, "skipped": skipped, **servers}
         talk.put_json(shown | campaign | ({} if ahead is None else {"outlook": outlook_view.document(ahead)}))
         return
     show(view.show_overview(run, overview) if overview else view.show_statuses(run), run)
@@ -115,8 +122,19 @@ def finish(
         talk.put(f"next:     ./inv compare {plan.candidates[2].name} {plan.candidates[1].name} --run {path}")
 
 
-def exit_code(run: Run) -> ExitCode | None:
-    """FAILED where a candidate broke, or nothing has numbers. One that cannot run here is an answer, not a failure."""
+def finish_servers(run: ServingRun) -> None:
+    """Print what the servers of a campaign say."""
+    plan = run.header.plan
+    names = ", ".join(env.name for env in plan.environments)
+    talk.put("")
+    talk.put(summary_view.show(run))
+    talk.put(f"\nmeasured: speculative decoding, {len(plan.arms)} servers, {plan.starts} starts each in {names}")
+    path = shown_path(run.path)
+    talk.put(f"run file: {path}\nnext:     ./inv compare --run {path}")
+
+
+def exit_code(run: Run | ServingRun) -> ExitCode | None:
+    """FAILED where a candidate or server broke, or nothing has numbers. One that cannot run here is no failure."""
     harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
     broken = any(trial.status not in harmless for trial in run.trials)
     return ExitCode.FAILED if broken or not any(trial.ok for trial in run.trials) else None

@@ -10,14 +10,16 @@ from lanewise.errors import InputError
 from tuning.workload import short
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from docker import DockerClient
 
 PYTHON = "/opt/lanewise/bin/python3"
 """The interpreter of the images that `./inv build-image` makes."""
-_PROFILES = ("core", "full")
-"""Profiles of a toolchain's image, the one to measure with first: what is measured is in both."""
+RANKS = ("core", "full")
+"""Profiles of a toolchain's image for ranks, the one to measure with first: what is measured is in both."""
+SERVERS = ("full",)
+"""Profiles that hold SGLang."""
 _LABELS = "lanewise."
 _MOST_LABEL = 4096
 
@@ -59,31 +61,31 @@ def find_image(reference: str) -> Image:
     )
 
 
-def toolchain_image(toolchain: str) -> Image:
-    """The image that `./inv build-image` made of a toolchain: the small one, or the full one where there is no other.
+def toolchain_image(toolchain: str, profiles: Sequence[str] = RANKS) -> Image:
+    """The image that `./inv build-image` made of a toolchain, of the first of these profiles that there is.
 
     Raises:
-        InputError: the engine has neither.
+        InputError: the engine has none.
         UnreachableError: no engine answers.
     """
-    if found := toolchain_images([toolchain]):
+    if found := toolchain_images([toolchain], profiles):
         return found[toolchain]
     raise InputError(
         f"the engine has no image of toolchain {short(toolchain)}",
-        expected=" or ".join(_tag(toolchain, profile) for profile in _PROFILES),
+        expected=" or ".join(_tag(toolchain, profile) for profile in profiles),
         todo=f"./inv build-image --toolchain {toolchain}",
     )
 
 
-def toolchain_images(toolchains: Iterable[str]) -> dict[str, Image]:
-    """The images of those toolchains that have one.
+def toolchain_images(toolchains: Iterable[str], profiles: Sequence[str] = RANKS) -> dict[str, Image]:
+    """The images of those toolchains that have one, as `toolchain_image`.
 
     Raises:
         UnreachableError: no engine answers.
     """
     with connected("look for the toolchains' images") as client:
         found = {
-            name: [image for profile in _PROFILES if (image := _image(client, _tag(name, profile)))]
+            name: [image for profile in profiles if (image := _image(client, _tag(name, profile)))]
             for name in toolchains
         }
     return {name: images[0] for name, images in found.items() if images}

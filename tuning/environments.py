@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from lanewise.errors import InputError
 from lanewise.redact import Redactor, is_secret
-from tuning.container_images import PYTHON, find_image, toolchain_image
+from tuning.container_images import PYTHON, RANKS, find_image, toolchain_image
 from tuning.plan import Environment
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -24,6 +24,7 @@ def asked_environments(
     toolchains: Sequence[str] = (),
     python: str,
     host_python: Callable[[], str],
+    profiles: Sequence[str] = RANKS,
 ) -> tuple[Environment, ...]:
     """All environments that a user names, images by their identifiers; "host", this machine, where none is named.
 
@@ -33,6 +34,7 @@ def asked_environments(
         toolchains: names of toolchains, for the images that `./inv build-image` made of them.
         python: interpreter of all that name none, or "".
         host_python: asked for the interpreter of environments of this machine where `python` is "".
+        profiles: of toolchains' images, the one to take first.
 
     Raises:
         InputError: a text is wrong, or there is no such image.
@@ -41,7 +43,7 @@ def asked_environments(
     given = [parse_environment(text) for text in texts or ([] if images or toolchains else ["host"])]
     given += [Environment(name=_name_of(image), python="", image=image) for image in images]
     found = [replace(env, image=find_image(env.image).id) if env.image else env for env in given]
-    found += [Environment(name=name, python="", image=toolchain_image(name).id) for name in toolchains]
+    found += [Environment(name=name, python="", image=toolchain_image(name, profiles).id) for name in toolchains]
     return tuple(
         env if env.python else replace(env, python=python or (PYTHON if env.image else host_python())) for env in found
     )

@@ -1,4 +1,4 @@
-"""Finds the Python of this machine that can run ranks on GPUs; the toolkit's own environment holds no CUDA."""
+"""Finds the Pythons of this machine that can run ranks on GPUs, or servers; the toolkit's own has neither."""
 
 from __future__ import annotations
 
@@ -7,25 +7,38 @@ import subprocess
 import sys
 from pathlib import Path
 
-_PROBE = "import importlib.util as u, sys; sys.exit(not (u.find_spec('numpy') and u.find_spec('cuda.bindings')))"
+_CUDA = "import importlib.util as u, sys; sys.exit(not (u.find_spec('numpy') and u.find_spec('cuda.bindings')))"
+_SGLANG = "import importlib.metadata as m; m.version('sglang')"
 _SECONDS = 30
 
 
 def find_cuda_python() -> str | None:
     """The first python3 on PATH, the toolkit's own last, that has numpy and cuda-bindings; None where none has."""
+    return next((python for python in _candidates() if _succeeds(python, _CUDA)), None)
+
+
+def find_sglang_python() -> str | None:
+    """The first python3 on PATH, the toolkit's own last, that has SGLang; None where none has."""
+    return next((python for python in _candidates() if has_sglang(python)), None)
+
+
+def has_sglang(python: str) -> bool:
+    """Whether SGLang is installed for an interpreter; nothing of it is imported."""
+    return _succeeds(python, _SGLANG)
+
+
+def _candidates() -> list[str]:
     own = Path(sys.executable).parent
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    candidates = [
-        str(f / "python3") for f in folders if f.resolve() != own.resolve() and os.access(f / "python3", os.X_OK)
-    ]
-    return next((python for python in [*dict.fromkeys(candidates), sys.executable] if _has_cuda(python)), None)
+    found = [str(f / "python3") for f in folders if f.resolve() != own.resolve() and os.access(f / "python3", os.X_OK)]
+    return [*dict.fromkeys(found), sys.executable]
 
 
-def _has_cuda(python: str) -> bool:
+def _succeeds(python: str, probe: str) -> bool:
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
+            [python, "-c", probe], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

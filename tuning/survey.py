@@ -10,7 +10,7 @@ from typing import Protocol
 from tuning.container_images import PYTHON, Image
 from tuning.plan import Environment
 from tuning.provenance import gpu_count
-from tuning.pythons import find_cuda_python
+from tuning.pythons import find_cuda_python, find_sglang_python, has_sglang
 
 _LEAST_GPUS = 2
 
@@ -71,7 +71,6 @@ def survey(python: str, containers: EngineState, toolchains: Sequence[str], imag
     if not in_images:
         why = "--python names one of this machine" if python else _why_no_images(containers, lacking)
         skipped.append(f"images of the toolchains: {why}; all toolchains ran the same Python on this host")
-    skipped.append("speculative decoding, measured: not part of this version")
     interpreter = cuda_python or sys.executable
     return Survey(
         engine="cuda" if cuda_python or (in_images and count >= _LEAST_GPUS) else "mpi",
@@ -84,6 +83,62 @@ def survey(python: str, containers: EngineState, toolchains: Sequence[str], imag
         found=tuple(found),
         skipped=tuple(skipped),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSurvey:
+    """Where a campaign can start servers.
+
+    Attributes:
+        environments: toolchains in their images, or this machine; none where there is nothing to start.
+        found, skipped: as in `Survey`.
+    """
+
+    environments: tuple[Environment, ...] = ()
+    found: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def survey_servers(python: str, model: str, toolchains: Sequence[str], images: Mapping[str, Image]) -> ServerSurvey:
+    """Look for SGLang, where there are a GPU and a model.
+
+    Args:
+        python: interpreter of this machine that the user named, or ""; one that is named is used.
+        model: that the servers are to load, or "".
+        toolchains: those to measure.
+        images: the images with SGLang of those toolchains that the engine has one of.
+    """
+    if not gpu_count():
+        return _no_servers(
+            "no NVIDIA GPU; where there is one, give --model PATH, and --draft PATH of its EAGLE-3 draft"
+        )
+    if not model:
+        return _no_servers("no model is named; give --model PATH, and --draft PATH of its EAGLE-3 draft")
+    if python and not has_sglang(python):
+        return _no_servers(f"{python} has no SGLang; give --python one that has, or leave it out")
+    if images and not python:
+        return ServerSurvey(
+            environments=tuple(
+                Environment(name=name, python=PYTHON, image=images[name].id) for name in toolchains if name in images
+            ),
+            found=tuple(
+                f"image {image.tags[0] if image.tags else image.id} of {name} for servers"
+                for name, image in images.items()
+            ),
+            skipped=tuple(
+                f"speculative decoding in {name}: no image with SGLang (./inv build-image --toolchain {name})"
+                for name in toolchains
+                if name not in images
+            ),
+        )
+    if not (found := python or find_sglang_python()):
+        builds = " or ".join(f"./inv build-image --toolchain {name}" for name in toolchains)
+        return _no_servers(f"no python3 on PATH has SGLang; name one with --python, or build an image ({builds})")
+    return ServerSurvey(environments=(Environment(name="host", python=found),), found=(f"{found} for servers",))
+
+
+def _no_servers(why: str) -> ServerSurvey:
+    return ServerSurvey(skipped=(f"speculative decoding: {why}",))
 
 
 def _why_no_images(containers: EngineState, lacking: Sequence[str]) -> str:

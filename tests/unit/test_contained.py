@@ -26,7 +26,7 @@ from requests.exceptions import ConnectionError as EngineGone
 from lanewise.errors import InputError, UnreachableError
 from tests.unit.makers import fake_candidate, fake_plan
 from tuning import contained, container_images, described, engines, launch
-from tuning.container_images import find_image, toolchain_image, toolchain_images
+from tuning.container_images import SERVERS, find_image, toolchain_image, toolchain_images
 from tuning.containers import in_container, sweep_abandoned
 from tuning.described import describe_environment, without_tags
 from tuning.plan import Environment
@@ -316,6 +316,7 @@ def test_a_toolchain_means_its_core_image_or_the_full_one(engine: FakeEngine) ->
     engine.known["lanewise/a:core"] = FakeImage(id="core")
     engine.known["lanewise/a:full"] = engine.known["lanewise/b:full"] = FakeImage(id="full")
     assert {name: image.id for name, image in toolchain_images(["a", "b", "c"]).items()} == {"a": "core", "b": "full"}
+    assert toolchain_image("a", SERVERS).id == "full", "the other holds no SGLang"
     with pytest.raises(InputError) as caught:
         toolchain_image("c")
     assert caught.value.todo == "./inv build-image --toolchain c"

@@ -18,7 +18,7 @@ def fake_id(name: str) -> str:
 @pytest.fixture(autouse=True)
 def fake_images(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in ("find_image", "toolchain_image"):
-        monkeypatch.setattr(environments, function, lambda name: Image(id=fake_id(name), tags=(name,), labels={}))
+        monkeypatch.setattr(environments, function, lambda name, *_: Image(id=fake_id(name), tags=(name,), labels={}))
 
 
 def asked(*texts: str, **more: object) -> tuple[Environment, ...]:

@@ -22,27 +22,17 @@ from tests.vm.server import Server, make_server
 
 SUITE = "bookworm"
 PROGRAMS = (
-    QEMU,
-    "qemu-img",
-    "mmdebstrap",
-    "sfdisk",
-    "mke2fs",
-    "gcc",
-    "make",
-    "ssh",
-    "ssh-keygen",
-    "unshare",
-    "setpriv",
-)
-"""Debian: qemu-system-x86 qemu-utils mmdebstrap fdisk e2fsprogs gcc make libc6-dev openssh-client util-linux."""
+    QEMU, "qemu-img", "mmdebstrap", "sfdisk", "mke2fs", "gcc", "make", "ssh", "ssh-keygen", "unshare", "setpriv",
+)  # fmt: skip
+"""README.md names the packages."""
 READY = "ready"
 """Name of the snapshot."""
 NAME = "bed"
 USER_WRITES = "/sys/module/pcisim/parameters/user_writes"
 """Writes to configuration spaces by processes, since the module was loaded or the count set to 0."""
-_LOCK = "lock"
 BOOT_SECONDS = 600
 """An idle machine takes 18, one with a load of 40 takes a minute."""
+_LOCK = "lock"
 _HERE = Path(__file__).parent
 _DISK_INPUTS = ("pcisim", "disk", "config_space.py", "server.py")
 _ALONE = (
@@ -79,7 +69,7 @@ class Bed:
         return self.machine.folder
 
     def ready(self) -> None:
-        """Have the machine run as it was right after its first boot, making whatever is not there yet.
+        """Have the machine run as it was after its first boot; what is not there yet is made.
 
         Raises:
             BedError: the disk cannot be made, or the machine does not start.
@@ -104,9 +94,10 @@ class Bed:
         firmware = "/lib/firmware/pcisim/topology.bin"
         self.ssh(f"cat > {firmware} && rmmod pcisim && modprobe pcisim", stdin=server.image())
 
-    def cut_power(self) -> None:
-        """Power goes, and comes back at once: what the guest had not written is lost, and it boots."""
-        self.machine.monitor("system_reset")
+    def boot(self) -> None:
+        """Power is back after `machine.stop()`: it boots from its disk, with another port for SSH."""
+        self.machine.start(lasting=self.lasting)
+        self.wait_until_booted()
 
     def reboot(self) -> None:
         """Boot it as its administrator would, and wait until it is up again."""
@@ -115,14 +106,14 @@ class Bed:
         self.wait_until_booted(since=before)
 
     def boot_id(self) -> str:
-        """Differs from boot to boot."""
-        return self.ssh("cat /proc/sys/kernel/random/boot_id")
+        """Differs from boot to boot; nothing where it goes down just now."""
+        return self.ssh("cat /proc/sys/kernel/random/boot_id", check=False)
 
     def ssh(self, command: str, *, stdin: bytes = b"", seconds: float = 300, check: bool = True) -> str:
         """Output of a shell command, run as root.
 
         Raises:
-            BedError: it fails, with its output; `check` alone decides.
+            BedError: it ends with another status than 0, unless `check` is false, or not within `seconds`.
         """
         try:
             done = subprocess.run(
@@ -135,7 +126,7 @@ class Bed:
         return done.stdout.decode(errors="replace").strip()
 
     def ssh_command(self) -> list[str]:
-        """What a person would type."""
+        """The command that opens a shell in it; what is to run there may follow."""
         options = {"BatchMode": "yes", "ConnectTimeout": "5", **self._ssh_options()}
         return [
             "ssh", "-q", "-F", "/dev/null", "-i", str(self._folder / "id"), "-p", str(self.machine.port),
@@ -182,8 +173,7 @@ class Bed:
         deadline = time.monotonic() + BOOT_SECONDS
         while True:
             self._wait(deadline - time.monotonic())
-            now = self.ssh("cat /proc/sys/kernel/random/boot_id", check=False)  # it may go down just now
-            if now not in (since, ""):
+            if self.boot_id() not in (since, ""):
                 break
             time.sleep(0.5)
         self.ssh("systemctl is-system-running --wait || true", seconds=BOOT_SECONDS)
@@ -223,8 +213,8 @@ class Bed:
         _run(["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(self.machine.overlay)])
         self.machine.start(lasting=self.lasting)
         self.wait_until_booted()
-        # The first grub.cfg was written by hand; update-grub's own is what a node would have.
-        self.ssh(f"update-grub && sync && dmesg --clear && echo 0 > {USER_WRITES}")
+        # The first grub.cfg and initramfs were made before all of /etc was there; a node has those of its own tools.
+        self.ssh(f"update-grub && update-initramfs -u && sync && dmesg --clear && echo 0 > {USER_WRITES}")
         self.machine.monitor(f"savevm {READY}")
         if READY not in self.machine.monitor("info snapshots"):
             raise BedError("QEMU kept no snapshot")

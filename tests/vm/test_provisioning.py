@@ -213,11 +213,11 @@ def test_every_applied_decision_is_in_force_or_waits(planned: Step, provisioned:
     assert verdicts["acs_redirect"] == verdicts["iommu_mode"] == verdicts["aspm_links"] == "in_force"
 
 
-def test_the_node_verifies_as_far_as_it_has_a_driver(verified: Mapping[str, Any]) -> None:
-    steps = {one["name"]: one["status"] for one in verified["steps"]}
-    assert verified["status"] == "ok", verified
-    assert steps.pop("config") == "ok"
-    assert set(steps.values()) <= {"not applicable", "not run"}
+def test_the_node_verifies_as_far_as_it_can_without_a_driver(verified: Mapping[str, Any]) -> None:
+    config, *others = verified["steps"]
+    assert config["faults"] == []
+    assert [reason.partition(":")[0] for reason in config["reason"].split("; ")] == ["mig_off"]  # nvidia-smi would tell
+    assert {step["status"] for step in others} <= {"not applicable", "not run"}
 
 
 @pytest.mark.vm_full

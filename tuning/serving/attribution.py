@@ -60,6 +60,12 @@ class Attribution:
     missing: tuple[str, ...]
 
 
+NO_PROBE = (
+    "drafting is not told from the target's pass: measure with --probe, or at as many requests as the pass has rows"
+)
+"""What is said where neither tells how long the target's pass takes."""
+
+
 def attribute(a: ServingSide, b: ServingSide, concurrency: int, allreduce_run: Run | None = None) -> Attribution | None:
     """Split the difference of step time of B and A by all sources there are; None where a side has no numbers."""
     measured = [_steps(side, concurrency) for side in (a, b)]
@@ -81,7 +87,7 @@ def attribute(a: ServingSide, b: ServingSide, concurrency: int, allreduce_run: R
         *_by_target(difference, reduced, probed, beyond),
         *_by_profile(difference, _profile(a, concurrency), _profile(b, concurrency)),
     )
-    missing = [] if probed else ["drafting is not told from the target's pass: measure with --probe"]
+    missing = [] if probed else [NO_PROBE]
     if several:
         missing += _missing(splits, why_not)
     return Attribution(concurrency=concurrency, difference=difference, splits=splits, missing=tuple(missing))

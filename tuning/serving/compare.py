@@ -15,7 +15,7 @@ from lanewise.errors import InputError
 from tuning.arms import middle
 from tuning.serving import acceptance
 from tuning.serving.comparison import Acceptance, Comparison, Row
-from tuning.serving.differing import asked, differs, on_cuda
+from tuning.serving.differing import asked, differs, follows, on_cuda
 from tuning.serving.estimates import Estimate, conclude, of_mean
 from tuning.serving.pays import Pays, crossings, pays
 from tuning.serving.records import ServingTrial
@@ -99,6 +99,7 @@ class _Comparing:
         self._plan = a.run.header.plan
         self._why_not = self._not_comparable()
         self._against_baseline = b.spec.speculation is not None and a.spec.speculation is None
+        self._one_speculates = (b.spec.speculation is None) is not (a.spec.speculation is None)
 
     def comparison(self) -> Comparison:
         """All of it."""
@@ -116,7 +117,8 @@ class _Comparing:
             crossings=crossings([(row.concurrency, row.pays) for row in rows if row.pays]),
             margin=self._plan.margin,
             asked=tuple(asked(a, b)),
-            differs=tuple(differs(a, b)),
+            follows=follows(a, b),
+            differs=differs(a, b),
             warnings=tuple(self._warnings(overall)),
             notes=tuple(self._notes()),
         )
@@ -169,8 +171,10 @@ class _Comparing:
             tokens_per_second=self._middles(concurrency, tokens_per_second),
             speed=self._judged([concurrency], tokens_per_second, lower_is_better=False),
             acceptance=accepted,
-            at_acceptance_of_a=1000 * concurrency * own.value / step_b if own and step_b else None,
-            pays=self._pays(step, accepted.b) if self._against_baseline else None,
+            at_acceptance_of_a=(
+                1000 * concurrency * own.value / step_b if own and step_b and not self._one_speculates else None
+            ),
+            pays=self._pays(step, middles, accepted.b) if self._against_baseline else None,
             outputs=self._outputs(concurrency),
         )
 
@@ -201,19 +205,26 @@ class _Comparing:
         logs = [math.log(accept_length(trial)) for trial in side.trials(concurrency).values()]
         return of_mean(logs).exp() if logs else None
 
-    def _accept_outcome(self, ratio: Estimate | None) -> Outcome:
+    def _accept_outcome(self, ratio: Estimate | None) -> Outcome | None:
+        if self._one_speculates:
+            return None
         if self._why_not:
             return Outcome.NOT_COMPARABLE
         if ratio is None:
             return Outcome.UNDECIDED
         return conclude(ratio.log(), margin=self._plan.margin, floor=None, lower_is_better=False)
 
-    def _pays(self, step: Judgement, accept: Estimate | None) -> Pays | None:
-        if self._why_not or step.ratio is None or accept is None:
+    def _pays(
+        self, step: Judgement, middles: tuple[float | None, float | None], accept: Estimate | None
+    ) -> Pays | None:
+        """Without pairs of starts by the medians alone, which decide nothing."""
+        a, b = middles
+        if not a or not b or accept is None:
             return None
-        ratio = Estimate(value=step.ratio, low=step.ci_low, high=step.ci_high)
+        ratio = Estimate(value=step.ratio or b / a, low=step.ci_low, high=step.ci_high)
         floor = None if step.floor is None else math.log1p(step.floor)
-        return pays(ratio, accept, margin=self._plan.margin, floor=floor)
+        found = pays(ratio, accept, margin=self._plan.margin, floor=floor)
+        return replace(found, outcome=Outcome.NOT_COMPARABLE) if self._why_not else found
 
     def _outputs(self, concurrency: int) -> acceptance.Outputs | None:
         if any(side.spec.dummy_weights or side.spec.accept_length for side in (self._a, self._b)):
@@ -242,8 +253,9 @@ class _Comparing:
         return [
             *on_cuda(self._a, self._b),
             *(
-                f"{side.label}: an accept length of {side.spec.accept_length:g} was simulated: step times are real, "
-                "tokens per second say nothing of the draft model"
+                f"{side.label}: an accept length of {side.spec.accept_length:g} was simulated, alike for requests that "
+                "run together: step times are real; tokens per second and intervals of acceptance say nothing of the "
+                "draft model"
                 for side in simulated
             ),
         ]

@@ -13,12 +13,15 @@ from tuning.stats import Judgement, Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Accept lengths of A and B, B's over A's on the same prompts, and what that says; None where unknown."""
+    """Accept lengths of A and B, B's over A's on the same prompts, and what that says; None where unknown.
+
+    Without speculation the accept length is 1, so there is nothing to conclude where one side alone speculates.
+    """
 
     a: Estimate | None
     b: Estimate | None
     ratio: Estimate | None
-    outcome: Outcome
+    outcome: Outcome | None
     prompts: int
     categories: tuple[Category, ...] = ()
     positions: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
@@ -35,8 +38,9 @@ class Row:
         tokens_per_second: medians over starts, of all requests together.
         speed: the same of B's against A's, on these prompts.
         acceptance: of A and B.
-        at_acceptance_of_a: tokens per second of B, had it A's acceptance; None where unknown.
-        pays: of speculation against its baseline; None of other comparisons, and without numbers.
+        at_acceptance_of_a: tokens per second of B, had it A's acceptance; None where unknown, and where
+            one of them does not speculate.
+        pays: of speculation against its baseline; None of other comparisons, and without numbers of both.
         outputs: whether the answers are the same; None where they mean nothing (random weights, forced acceptance).
     """
 
@@ -64,6 +68,7 @@ class Comparison:
         crossings: where speculation begins or stops paying.
         margin: the run's equivalence margin.
         asked: what the two were meant to differ in.
+        follows: what differs as a consequence of that, by the server's own rules.
         differs: what else differs.
         warnings: what weakens the comparison; each ends in advice.
         notes: how to read it.
@@ -77,9 +82,15 @@ class Comparison:
     crossings: tuple[Crossing, ...]
     margin: float
     asked: tuple[str, ...]
+    follows: tuple[str, ...]
     differs: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def against_baseline(self) -> bool:
+        """Whether it is speculation held against none, so that the question is whether it pays."""
+        return self.a.spec.speculation is None and self.b.spec.speculation is not None
 
     @property
     def is_a_a(self) -> bool:

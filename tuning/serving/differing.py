@@ -14,6 +14,13 @@ _EVERY_START_ITS_OWN = frozenset({"random_seed"})
 """Resolved arguments that a server draws anew whenever it starts."""
 _ASKED = re.compile(r"speculative_\w+", re.ASCII)
 """Resolved arguments that differ since the arms were asked to speculate differently."""
+_FOLLOWS_FROM_SPECULATION = re.compile(
+    r"(cuda_graph_bs|cuda_graph_max_bs|mem_fraction_static|disable_overlap_schedule|enable_mixed_chunk"
+    r"|SGLANG_SIMULATE_ACC_\w+): ",
+    re.ASCII,
+)
+"""Resolved arguments that a server with speculation sets otherwise (server_args.py of the wheel sglang 0.5.12: more and
+smaller captured batches, room for the draft model, what its algorithm cannot do); and how acceptance is simulated."""
 _CUDA = frozenset({"nvidia-cuda-runtime", "cuda-bindings", "cuda-core"})
 """Libraries whose version is CUDA's own."""
 _CUDA_SUFFIX = re.compile(r"-cu\d+$", re.ASCII)
@@ -37,21 +44,33 @@ def _spoken(value: object) -> object:
     return value if label is None else f"{getattr(value, 'algorithm', '')} {label}"
 
 
-def differs(a: ServingSide, b: ServingSide) -> list[str]:
+def follows(a: ServingSide, b: ServingSide) -> tuple[str, ...]:
+    """What differs between servers since they speculate differently, beside how they do; "name: A / B" each."""
+    if not _speculate_differently(a, b):
+        return ()
+    return tuple(line for line in _of_starts(a, b) if _FOLLOWS_FROM_SPECULATION.match(line))
+
+
+def differs(a: ServingSide, b: ServingSide) -> tuple[str, ...]:
     """Everything else that differs, in words: software, variables, what the servers resolved and their logs prove."""
-    meant = a.spec.speculation != b.spec.speculation
     found = differences(described(a.run.header, a.environment), described(b.run.header, b.environment))
     if a.run.path != b.run.path:
         found += _between_runs(a, b)
-    found += [
-        line
-        for part in _OF_STARTS
-        for line in _between_starts(a.starts, b.starts, part)
-        if not (meant and _ASKED.match(line))
-    ]
+    explained = set(follows(a, b))
+    found += [line for line in _of_starts(a, b) if line not in explained]
     if len(found) > _MOST:
         found = [*found[:_MOST], f"and {len(found) - _MOST} more; see the run file"]
-    return found
+    return tuple(found)
+
+
+def _of_starts(a: ServingSide, b: ServingSide) -> list[str]:
+    """What differs between the servers of two arms, but for how they were asked to speculate."""
+    lines = [line for part in _OF_STARTS for line in _between_starts(a.starts, b.starts, part)]
+    return [line for line in lines if not (_speculate_differently(a, b) and _ASKED.match(line))]
+
+
+def _speculate_differently(a: ServingSide, b: ServingSide) -> bool:
+    return (a.spec.speculation, a.spec.accept_length) != (b.spec.speculation, b.spec.accept_length)
 
 
 def _between_runs(a: ServingSide, b: ServingSide) -> list[str]:

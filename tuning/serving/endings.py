@@ -39,6 +39,8 @@ _DEAD = (
     "scheduler died during initialization",
 )
 """What a server prints that will answer no more, even while its process lives."""
+_SURVIVED = "Can not initialize "
+"""What a server does without, with a traceback below it (SGLang, http_server.py: optional parts of its interface)."""
 _PREFIX = re.compile(r"^(?:\S{10,40} std(?:out|err) [FP] )?(?:\[[^\]]{0,60}\]:? ?){0,3}(?:\(\w+ pid=\d+\) )?", re.ASCII)
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Exit|Interrupt)\b(?::|$)", re.ASCII
@@ -136,7 +138,7 @@ def ending(lines: Sequence[str], exit_code: int | None, silent: bool, ready: boo
         silent: whether it stopped answering, or did not become ready in time, while it ran.
         ready: whether it had become ready.
     """
-    log = _since_ready(list(pieces(_bounded(lines))))
+    log = _without_survived(_since_ready(list(pieces(_bounded(lines)))))
     said = "\n".join(log)
     if exit_code is None and not silent and not any(mark in said for mark in _DEAD):
         return None
@@ -159,6 +161,22 @@ def _since_ready(log: list[str]) -> list[str]:
     """What it survived before it was ready is not what it died of."""
     served = [at for at, line in enumerate(log) if READY in line]
     return log[served[-1] :] if served else log
+
+
+def _without_survived(log: list[str]) -> list[str]:
+    """Without tracebacks of what it did without."""
+    kept: list[str] = []
+    until = 0
+    for at, line in enumerate(log):
+        if _SURVIVED in line:
+            until = at + next((n for n, below in enumerate(log[at : at + _BEFORE]) if _is_exception(below)), 0) + 1
+        elif at >= until:
+            kept.append(line)
+    return kept
+
+
+def _is_exception(line: str) -> bool:
+    return bool(_EXCEPTION.match(_PREFIX.sub("", line)))
 
 
 def _cause(entry: Known, log: Sequence[str]) -> str:

@@ -23,7 +23,8 @@ class Pays:
         break_even: accept length that a step has to give.
         accept: accept length that it gives, over prompts such as these.
         speed_up: tokens per second over those of the baseline, over prompts such as these.
-        outcome: better: it pays; worse: it does not; same: it makes no difference that counts.
+        outcome: better: it pays; worse: it does not; same: it makes no difference that counts; not comparable: of two
+            run files, which are described only.
     """
 
     break_even: Estimate
@@ -38,6 +39,7 @@ class Pays:
             Outcome.BETTER: "pays",
             Outcome.WORSE: "does not pay",
             Outcome.SAME: "no difference",
+            Outcome.NOT_COMPARABLE: "not comparable",
         }.get(self.outcome, "undecided")
 
 

@@ -249,6 +249,10 @@ def _origins(one: _Compared) -> Iterator[Block]:
 
 def _differs(one: _Compared) -> Iterator[Block]:
     for comparison in one.comparisons:
-        told = [*(f"meant to: {text}" for text in comparison.asked), *comparison.differs]
+        told = [
+            *(f"meant to: {text}" for text in comparison.asked),
+            *(f"follows from that: {text}" for text in comparison.follows),
+            *comparison.differs,
+        ]
         yield Paragraph(text=f"{line(comparison.a.label)} / {line(comparison.b.label)}:")
         yield Bullets(items=tuple(map(line, told or ["nothing"])))

@@ -53,13 +53,14 @@ class ServingSide:
         return replace(self, arm=name) if name in known else None
 
     def trials(self, concurrency: int) -> dict[int, ServingTrial]:
-        """By repetition, its trials with numbers; of a start that was repeated whole, the later one."""
+        """By repetition, rising, its trials with numbers; of a start that was repeated whole, the later one."""
         key = (self.environment, self.arm, concurrency)
-        return {
+        found = {
             trial.repetition: trial
             for trial in self.run.trials
             if trial.ok and (trial.environment, trial.arm, trial.concurrency) == key
         }
+        return dict(sorted(found.items()))
 
     def requests(self, concurrency: int) -> list[Request]:
         """All its requests that count, over starts and passes."""

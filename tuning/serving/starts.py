@@ -146,19 +146,33 @@ class Starts:
         return replace(start, arm=replace(start.arm, concurrencies=left))
 
     def _group(self, group: Sequence[Start]) -> None:
-        """Start servers at once, then measure each alone, the others being frozen."""
+        """Start servers at once, then measure each alone, the others being frozen.
+
+        One that fails to start beside others starts once more by itself: they held the memory, or changed how much was
+        free while it looked, and neither says anything of its arm.
+        """
+        alone = len(group) == 1
+        again = []
         with ExitStack() as stack:
             begun = [self._begin(start, stack) for start in group]
             ready = []
             for one in begun:
-                if answering := self._wait(one, stack):
-                    ready.append(answering)
-                    if len(group) > 1:
-                        answering.server.freeze()
+                answer = self._wait(one, stack)
+                if isinstance(answer, _Begun):
+                    ready.append(answer)
+                    if not alone:
+                        answer.server.freeze()
+                elif answer.status is Status.LAUNCH_FAILED and not alone:
+                    again.append(one.start)
+                    self._tell(f"{one.start.label}: starts again, by itself, after {answer.reason}")
+                else:
+                    self._record(one, None, _failed(one, answer))
             for one in ready:
-                if len(group) > 1:
+                if not alone:
                     one.server.thaw()
                 self._measure(one)
+        for start in again:
+            self._group([start])
 
     def _begin(self, start: Start, stack: ExitStack) -> _Begun:
         launch = uuid.uuid4().hex[:12]
@@ -180,18 +194,17 @@ class Starts:
         )
         return _Begun(start=start, server=stack.enter_context(server), launch=launch)
 
-    def _wait(self, begun: _Begun, stack: ExitStack) -> _Begun | None:
-        """The start once it answers, on other ports where one was taken; None where it failed, which is recorded."""
+    def _wait(self, begun: _Begun, stack: ExitStack) -> _Begun | ServerEnded:
+        """The start once it answers, on other ports where one was taken; or why it ended."""
         for tries in range(_TRIES):
             try:
                 begun.server.wait_ready(_READY_SECONDS)
             except ServerEnded as why:
-                if why.port_taken and tries < _TRIES - 1:
-                    begun = self._begin(begun.start, stack)
-                    continue
-                self._record(begun, None, _failed(begun, why))
-                return None
-            return begun
+                if not why.port_taken or tries == _TRIES - 1:
+                    return why
+                begun = self._begin(begun.start, stack)
+            else:
+                return begun
         raise AssertionError("the last try returns")
 
     def _measure(self, begun: _Begun) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
+from tuning.serving.sides import ServingSide, accept_length, step_ms, tokens_per_second
 from tuning.stats import minimum_detectable_effect
 
+Trials = Mapping[int, ServingTrial]
+"""By repetition."""
 APART = 0.02
 """Between starts, above which they are told apart where the passes within each agree."""
 _TIMES_APART = 5
@@ -53,34 +56,18 @@ class Row:
 def rows(run: ServingRun) -> list[Row]:
     """A row for everything that has numbers, in the order of the plan."""
     plan = run.header.plan
-    found = []
-    for environment in plan.environments:
-        for arm in plan.arms:
-            for concurrency in arm.concurrencies:
-                if own := _trials(run, environment.name, arm.name, concurrency):
-                    baseline = _trials(run, environment.name, f"{arm.name.split('/')[0]}/baseline", concurrency)
-                    found.append(_row(own, [] if arm.name.endswith("/baseline") else baseline))
-    return found
+    sides = [ServingSide(environment=env.name, arm=arm.name, run=run) for env in plan.environments for arm in plan.arms]
+    return [
+        _row(own, side.baseline.trials(concurrency) if side.baseline and side.baseline.arm != side.arm else {})
+        for side in sides
+        for concurrency in plan.arm(side.arm).concurrencies
+        if (own := side.trials(concurrency))
+    ]
 
 
-def _trials(run: ServingRun, environment: str, arm: str, concurrency: int) -> list[ServingTrial]:
-    """Those with numbers, by repetition; of a start that was repeated whole, the later one."""
-    key = (environment, arm, concurrency)
-    kept = {
-        trial.repetition: trial
-        for trial in run.trials
-        if trial.ok and (trial.environment, trial.arm, trial.concurrency) == key
-    }
-    return [kept[repetition] for repetition in sorted(kept)]
-
-
-def step_ms(trial: ServingTrial) -> float:
-    """A start's one number: the median of its passes' step times."""
-    return statistics.median(done.step_ms for done in trial.passes)
-
-
-def _row(own: Sequence[ServingTrial], baseline: Sequence[ServingTrial]) -> Row:
-    speeds, theirs = [_speed(trial) for trial in own], [_speed(trial) for trial in baseline]
+def _row(trials: Trials, baseline: Trials) -> Row:
+    own = list(trials.values())
+    speeds, theirs = [tokens_per_second(trial) for trial in own], [*map(tokens_per_second, baseline.values())]
     speed = statistics.median(speeds)
     requests = [request for trial in own for done in trial.passes for request in done.requests]
     ttfts = [request.ttft_ms for request in requests if request.ttft_ms is not None]
@@ -91,25 +78,20 @@ def _row(own: Sequence[ServingTrial], baseline: Sequence[ServingTrial]) -> Row:
         concurrency=own[0].concurrency,
         starts=len(own),
         step_ms=statistics.median(map(step_ms, own)),
-        accept_length=statistics.fmean(done.accept_length for trial in own for done in trial.passes),
+        accept_length=statistics.fmean(map(accept_length, own)),
         tokens_per_second=speed,
         spread=statistics.stdev(speeds) / statistics.fmean(speeds) if len(speeds) > 1 else None,
         source=", ".join(dict.fromkeys(done.source for trial in own for done in trial.passes)),
         speed_up=speed / statistics.median(theirs) if theirs else None,
-        detectable=_detectable(own, baseline),
+        detectable=_detectable(trials, baseline),
         ttft_ms=statistics.median(ttfts) if ttfts else None,
         tpot_ms=statistics.median(tpots) if tpots else None,
     )
 
 
-def _speed(trial: ServingTrial) -> float:
-    return statistics.median(done.tokens_per_second for done in trial.passes)
-
-
-def _detectable(own: Sequence[ServingTrial], baseline: Sequence[ServingTrial]) -> float | None:
+def _detectable(own: Trials, baseline: Trials) -> float | None:
     """Of the pairs of starts of the same repetition."""
-    theirs = {trial.repetition: step_ms(trial) for trial in baseline}
-    logs = [math.log(step_ms(trial) / theirs[trial.repetition]) for trial in own if trial.repetition in theirs]
+    logs = [math.log(step_ms(own[r]) / step_ms(baseline[r])) for r in sorted(own.keys() & baseline.keys())]
     try:
         return minimum_detectable_effect(logs)
     except ModuleNotFoundError:  # scipy, which is not carried to machines that only measure
@@ -122,8 +104,8 @@ def findings(run: ServingRun) -> Iterator[str]:
         for finding in start.findings:
             yield f"{start.environment} {start.arm} start {start.repetition + 1}: {finding}"
     for row in rows(run):
-        trials = _trials(run, row.environment, row.arm, row.concurrency)
-        if told := _apart(trials):
+        side = ServingSide(environment=row.environment, arm=row.arm, run=run)
+        if told := _apart([*side.trials(row.concurrency).values()]):
             yield f"{row.environment} {row.arm} at {row.concurrency}: {told}"
 
 

@@ -27,6 +27,7 @@ _STYLES: Mapping[Outcome, str] = {
     Outcome.UNDECIDED: "yellow",
     Outcome.NOT_COMPARABLE: "dim",
 }
+_UNSETTLED = (str(Outcome.UNDECIDED), str(Outcome.NOT_COMPARABLE))
 _MOST_WARNINGS = 12
 _ENOUGH_TO_PLAN = 5
 """Starts from which their spread is known well enough to say how many more it takes."""
@@ -36,17 +37,28 @@ def headline(comparison: Comparison) -> str:
     """The verdict in one line."""
     kind = "A/A, both are the same thing here: " if comparison.is_a_a else ""
     pair = f"{kind}{comparison.b.label} against {comparison.a.label}: "
-    verdicts: dict[str, list[int]] = {}
-    for row in comparison.rows:
-        if row.pays:
-            verdicts.setdefault(row.pays.verdict, []).append(row.concurrency)
-    if verdicts:
-        told = [f"{verdict} at {_listed(numbers)}" for verdict, numbers in verdicts.items()]
-        return pair + "; ".join([*told, *map(crossing_text, comparison.crossings)])
+    if comparison.against_baseline:
+        return pair + "; ".join([*_verdicts(comparison), *map(crossing_text, comparison.crossings)])
     overall = comparison.overall
     metric = "step time" if comparison.metric == "step_ms" else "tokens per second"
     change = "" if overall.ratio is None else f", {(overall.ratio - 1):+.1%}{_range(overall)}"
     return f"{pair}{metric} {overall.outcome}{change}{_because(overall)}{_acceptance_text(comparison)}"
+
+
+def _verdicts(comparison: Comparison) -> Iterator[str]:
+    """Whether speculation pays, at which numbers of requests; and why where that is not known."""
+    verdicts: dict[str, list[Row]] = {}
+    for row in comparison.rows:
+        verdicts.setdefault(verdict_of(row), []).append(row)
+    for verdict, rows in verdicts.items():
+        reasons = dict.fromkeys(row.step.reason for row in rows) if verdict in _UNSETTLED else {}
+        why = f" ({'; '.join(reasons)})" if reasons else ""
+        yield f"{verdict} at {_listed([row.concurrency for row in rows])}{why}"
+
+
+def verdict_of(row: Row) -> str:
+    """Whether speculation pays at this number of requests."""
+    return row.pays.verdict if row.pays else str(Outcome.UNDECIDED)
 
 
 def crossing_text(crossing: Crossing) -> str:
@@ -92,10 +104,11 @@ def show(comparison: Comparison, attributions: Sequence[Attribution] = ()) -> Re
         Text(_how(comparison), style="dim"),
     ]
     if any(row.acceptance.b for row in comparison.rows):
-        lines += ["", _paying(comparison.rows) if any(row.pays for row in comparison.rows) else _speeds(comparison)]
+        lines += ["", _paying(comparison.rows) if comparison.against_baseline else _speeds(comparison)]
     lines += _categories(comparison.rows)
     lines += _attributed(attributions)
     lines += _said("meant to differ (A / B):", comparison.asked)
+    lines += _said("follows from that (A / B):", comparison.follows)
     lines += _said("also differs (A / B):", comparison.differs)
     shown, left = comparison.warnings[:_MOST_WARNINGS], comparison.warnings[_MOST_WARNINGS:]
     lines += [Text(f"warning: {printable(line)}", style="yellow") for line in shown]
@@ -112,7 +125,8 @@ def _how(comparison: Comparison) -> str:
     if comparison.a.run.path != comparison.b.run.path:
         return "two run files, described side by side"
     floor = "-" if comparison.overall.floor is None else f"{comparison.overall.floor:.2%}"
-    return f"{comparison.overall.n} pairs of starts; same within {comparison.margin:.1%}; noise floor {floor}"
+    pairs = "1 pair" if comparison.overall.n == 1 else f"{comparison.overall.n} pairs"
+    return f"{pairs} of starts; same within {comparison.margin:.1%}; noise floor {floor}"
 
 
 def _table(*headings: str) -> Table:
@@ -150,17 +164,20 @@ def _paying(rows: Sequence[Row]) -> Table:
     headings = ("accept", "95 %", "break-even", "95 %", "tok/s A", "tok/s B", "speed-up", "95 %")
     table = _table("at once", *headings, "verdict")
     for row in rows:
-        if row.pays:
-            estimates = (row.pays.accept, row.pays.break_even)
-            table.add_row(
-                str(row.concurrency),
-                *(text for one in estimates for text in (f"{one.value:.3f}", _interval(one))),
-                *(_number(speed, ",.1f") for speed in row.tokens_per_second),
-                f"{row.pays.speed_up.value:.3f}",
-                _interval(row.pays.speed_up),
-                Text(row.pays.verdict, style=_STYLES[row.pays.outcome]),
-            )
+        found = row.pays
+        table.add_row(
+            str(row.concurrency),
+            *_with_interval(row.acceptance.b),
+            *_with_interval(found.break_even if found else None),
+            *(_number(speed, ",.1f") for speed in row.tokens_per_second),
+            *_with_interval(found.speed_up if found else None),
+            Text(verdict_of(row), style=_STYLES[found.outcome if found else Outcome.UNDECIDED]),
+        )
     return table
+
+
+def _with_interval(estimate: Estimate | None) -> tuple[str, str]:
+    return _number(estimate.value if estimate else None, ".3f"), _interval(estimate)
 
 
 def _speeds(comparison: Comparison) -> Table:
@@ -172,7 +189,7 @@ def _speeds(comparison: Comparison) -> Table:
             str(row.concurrency),
             *(_number(one.value if one else None, ".3f") for one in (accepted.a, accepted.b, accepted.ratio)),
             _interval(accepted.ratio),
-            Text(str(accepted.outcome), style=_STYLES[accepted.outcome]),
+            Text(str(accepted.outcome), style=_STYLES[accepted.outcome]) if accepted.outcome else "-",
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
             _number(row.at_acceptance_of_a, ",.1f"),
         )
@@ -289,6 +306,7 @@ def to_document(comparison: Comparison, attributions: Sequence[Attribution] = ()
         "crossings": [asdict(crossing) for crossing in comparison.crossings],
         "attribution": [asdict(one) for one in attributions],
         "asked": list(comparison.asked),
+        "follows": list(comparison.follows),
         "differs": list(comparison.differs),
         "warnings": list(comparison.warnings),
         "notes": [*comparison.notes, *outputs_notes(comparison)],

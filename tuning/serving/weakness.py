@@ -11,6 +11,7 @@ APART = 0.02
 """Between two neighbours, starts in order of their step time, above which they are of two kinds."""
 _TIMES_APART = 4
 """So many times as far as starts of one kind lie apart."""
+_TOO_FEW_FOR_KINDS = 2
 DRIFT = 0.01
 """Between the first and the last start, where both arms only rise, or only fall."""
 _LEAST_FOR_DRIFT = 3
@@ -26,8 +27,15 @@ def weaknesses(a: ServingSide, b: ServingSide, concurrencies: Sequence[int]) -> 
 
 
 def _kinds_of_start(side: ServingSide, concurrencies: Sequence[int]) -> Iterator[str]:
+    """At the first number of requests where they are seen; two starts that differ are no kinds yet."""
     for concurrency in concurrencies:
         times = sorted(step_ms(trial) for trial in side.trials(concurrency).values())
+        if len(times) == _TOO_FEW_FOR_KINDS and times[1] / times[0] - 1 > APART:
+            yield (
+                f"{side.label} at {concurrency}: two starts differ by {times[1] / times[0] - 1:.1%} ({times[0]:.4g} "
+                f"and {times[1]:.4g} ms); more --starts tell whether the start decides"
+            )
+            return
         if gap := _gap(times):
             slow, fast = times[gap:], times[:gap]
             yield (

@@ -12,7 +12,7 @@ from tests.unit.serving.makers import SPECULATION, fake_arm, fake_serving_plan, 
 from tuning.candidates import select_candidates
 from tuning.runfile import Kind, Run
 from tuning.serving.allreduce_times import NotToldError, allreduce_times
-from tuning.serving.attribution import Attribution, attribute
+from tuning.serving.attribution import NO_PROBE, Attribution, attribute
 from tuning.serving.plan import ServingArm
 from tuning.serving.profile import Profile
 from tuning.serving.runfile import ServingRun
@@ -115,7 +115,7 @@ def test_without_a_probe_drafting_stays_with_the_rest_and_is_said_to() -> None:
     allreduce = CALLS * (us(3, "nccl") - us(1, "nccl")) / 1000
     told = list(parts(found, "allreduce run").values())
     assert told == pytest.approx([allreduce, compute(3) - compute(1) + DRAFT], abs=0.05)
-    assert found.missing == ("drafting is not told from the target's pass: measure with --probe",)
+    assert found.missing == (NO_PROBE,)
 
 
 def test_with_nothing_nothing_is_told() -> None:
@@ -127,7 +127,7 @@ def test_with_nothing_nothing_is_told() -> None:
 def test_one_gpu_is_not_asked_for_allreduces() -> None:
     plan = fake_serving_plan(fake_arm("default/baseline"), fake_arm("default/2-1-3", speculation=SPECULATION))
     found = attributed(fake_serving_run(plan, step), "default/baseline", "default/2-1-3")
-    assert found.missing == ("drafting is not told from the target's pass: measure with --probe",)
+    assert found.missing == (NO_PROBE,)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from tuning.serving.profile import parse_profile
 from tuning.serving.prompts import Prompt
 from tuning.serving.request import make_plan
 from tuning.serving.runfile import ServingRun, read_serving_run
+from tuning.serving.server import Server
+from tuning.serving.server_ended import ServerEnded
 from tuning.serving.starts import Step
 from tuning.serving.summary import findings
 from tuning.trial import Status
@@ -150,6 +152,23 @@ def test_a_start_with_numbers_is_none_that_failed_and_says_how_it_ended(tmp_path
     assert start.status is Status.OK
     assert any("ended while it was measured" in finding for finding in start.findings)
     assert start.output
+
+
+@pytest.mark.parametrize(("failures", "status"), [(1, Status.OK), (2, Status.LAUNCH_FAILED)])
+def test_a_start_that_fails_beside_others_starts_once_more_by_itself(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, failures: int, status: Status
+) -> None:
+    left, whole = [ServerEnded(Status.LAUNCH_FAILED, "no memory")] * failures, Server.wait_ready
+
+    def wait_ready(self: Server, deadline: float) -> None:
+        if "--speculative-num-steps" in self.command and left:
+            raise left.pop()
+        whole(self, deadline)
+
+    monkeypatch.setattr(Server, "wait_ready", wait_ready)
+    run = quick(tmp_path, model, "default/baseline", "default/2-1-3", speculations=("2/1/3",), together=2)
+    assert {trial.arm.split("/")[1]: trial.status for trial in run.trials} == {"baseline": Status.OK, "2-1-3": status}
+    assert len(run.starts) == 2, "the start beside others is not recorded"
 
 
 def test_a_port_that_is_taken_meanwhile_costs_nothing(

@@ -25,6 +25,7 @@ from tuning.serving.compare import compare_serving_names, serving_overview
 from tuning.serving.comparison import Comparison
 from tuning.serving.estimates import Estimate, certain, of_mean
 from tuning.serving.runfile import ServingRun
+from tuning.serving.view import headline
 from tuning.stats import Outcome
 
 OTHER = fake_arm("custom/baseline")
@@ -267,7 +268,56 @@ def test_what_servers_resolved_differently_is_listed_and_seeds_are_not() -> None
     )
     found = compared(run)
     assert found.differs == ("max_running_requests: 16 / 13",)
+    assert found.follows == ()
     assert found.asked == ("speculation: nothing / EAGLE3 2/1/3",)
+
+
+def test_what_a_server_sets_otherwise_since_it_speculates_is_listed_by_itself() -> None:
+    def resolved(_environment: str, arm: str) -> dict[str, object]:
+        speculates = arm == EAGLE.name
+        return {"cuda_graph_bs": [1, 2, 3] if speculates else [1, 2], "disable_overlap_schedule": speculates}
+
+    run = fake_serving_run(fake_serving_plan(starts=3), flat, resolved=resolved)
+    found = compared(run)
+    assert found.follows == ("cuda_graph_bs: [1, 2] / [1, 2, 3]", "disable_overlap_schedule: False / True")
+    assert found.differs == ()
+    other = fake_serving_run(
+        fake_serving_plan(BASELINE, OTHER),
+        lambda *_: 10.0,
+        resolved=lambda _e, arm: {"cuda_graph_bs": [1] if arm == OTHER.name else [2]},
+    )
+    assert compared(other, BASELINE.name, OTHER.name).differs == ("cuda_graph_bs: [2] / [1]",)
+
+
+def test_without_pairs_speculation_is_undecided_with_a_reason_and_never_judged_by_acceptance() -> None:
+    run = fake_serving_run(fake_serving_plan(starts=2), flat)
+    kept = {(BASELINE.name, 0), (EAGLE.name, 1)}
+    found = compared(replace(run, trials=tuple(t for t in run.trials if (t.arm, t.repetition) in kept)))
+    (row,) = found.rows
+    assert (row.acceptance.outcome, row.at_acceptance_of_a) == (None, None)
+    assert row.pays is not None
+    assert (row.pays.outcome, row.pays.break_even.value) == (Outcome.UNDECIDED, pytest.approx(1.5, rel=0.01))
+    assert row.pays.break_even.low is None
+    assert "undecided at 1 request (0 of the 2 pairs" in headline(found)
+    nothing = compared(replace(run, trials=tuple(t for t in run.trials if t.arm == BASELINE.name)))
+    assert "undecided at 1 request (" in headline(nothing)
+
+
+def test_two_runs_are_not_judged_whether_speculation_pays() -> None:
+    plan = fake_serving_plan(starts=3)
+    a, b = (fake_serving_run(plan, flat, path=Path(name)) for name in ("a.jsonl", "b.jsonl"))
+    (found,) = compare_serving_names(a, BASELINE.name, b, EAGLE.name)
+    assert found.rows[0].pays is not None
+    assert found.rows[0].pays.outcome is Outcome.NOT_COMPARABLE
+    assert "not comparable at 1 request (two run files" in headline(found)
+
+
+def test_two_starts_that_differ_are_no_kinds_yet() -> None:
+    plan = fake_serving_plan(BASELINE, OTHER, starts=2)
+    run = fake_serving_run(plan, lambda _e, _a, _c, r: 10 * (1 + 0.04 * r), spread=0.0001)
+    warnings = compared(run, BASELINE.name, OTHER.name).warnings
+    assert sum("two starts differ by 4.0%" in warning for warning in warnings) == 2
+    assert not any("two kinds" in warning for warning in warnings)
 
 
 def test_starts_of_two_kinds_drift_and_findings_weaken() -> None:

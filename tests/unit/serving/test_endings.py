@@ -59,6 +59,10 @@ PROOFS: dict[str, list[str]] = {
     "memory-fraction-too-small": ["RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."],
     "memory-taken": ["ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes."],
     "kv-cache-full": ["RuntimeError: Decode out of memory. Try to lower your batch size."],
+    "memory-held-by-others": [
+        *frame("sglang/srt/model_loader/loader.py", "model = initialize_model(model_config)"),
+        "torch.OutOfMemoryError: CUDA out of memory. GPU 0 is full. Process 811 has 29.11 GiB memory in use.",
+    ],
     "draft-out-of-memory": [
         *frame("sglang/srt/speculative/eagle_worker.py"),
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.00 GiB.",
@@ -114,6 +118,28 @@ def test_one_exception_class_has_three_meanings_by_its_frames() -> None:
 def test_memory_errors_of_opposite_cure_are_told_apart() -> None:
     assert died(*PROOFS["memory-fraction-too-small"])[2].startswith("raise --mem-fraction-static")
     assert died(*PROOFS["out-of-memory"])[2].startswith("lower --mem-fraction-static")
+
+
+def test_memory_that_contexts_of_other_ranks_take_is_not_the_cause() -> None:
+    *frames, _ = PROOFS["weights-out-of-memory"]
+    text = "torch.OutOfMemoryError: CUDA out of memory. Process 7 has 1.31 GiB memory in use. This process has 90.1 GiB"
+    assert "weights do not fit" in died(*frames, text)[1]
+
+
+def test_advice_in_an_exception_is_no_setting() -> None:
+    said = "OutOfMemoryError: x. If large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid it."
+    assert not findings([said], speculative=False)
+    assert findings(["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"], speculative=False)
+
+
+def test_what_it_did_without_is_not_what_it_died_of() -> None:
+    survived = [
+        "[2026-03-01 10:00:00] Can not initialize OpenAIServingResponses, error: Traceback (most recent call last):",
+        '  File "sglang/srt/entrypoints/http_server.py", line 365, in lifespan',
+        "ModuleNotFoundError: No module named 'openai_harmony'",
+    ]
+    assert "openai_harmony" not in died(*survived, "[2026-03-01 10:00:01] Application startup complete.")[1]
+    assert "flashinfer" in died(*survived, *PROOFS["missing-module"])[1]
 
 
 def test_frames_far_away_prove_nothing() -> None:
