@@ -45,9 +45,11 @@ LEVELS = {
     "ranks": ["tests/ranks"],
     "roles": ["tests/roles"],
     "containers": ["tests/containers"],
+    "vm": ["tests/vm"],
     "all": ["tests"],
 }
-"""Of tests: seconds and no hardware; packages of the Python index; MPI ranks; a container engine; all of them."""
+"""Of tests: seconds and no hardware; packages of the Python index; MPI ranks; playbooks on a tree of files; a container
+engine; a virtual machine with a simulated PCI tree; all of them."""
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
@@ -178,8 +180,8 @@ nccl_plan = nccl_plan_verb(_toolchain_nccl)
 
 @verb()
 def check(_context: Context) -> ExitCode | None:
-    """Lint, format check and types: ruff and mypy --strict."""
-    commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+    """Lint, format check and types: ruff, mypy --strict, ansible-lint at profile production."""
+    commands = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["ansiblelint", "-q"]]
     codes = [_tool(command) for command in commands]
     return ExitCode.FAILED if any(codes) else None
 

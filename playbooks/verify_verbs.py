@@ -18,7 +18,7 @@ from lanewise.errors import ExitCode, InputError, LanewiseError
 from lanewise.files import shown_path, writing
 from lanewise.verbs import verb
 from playbooks.settings.faults import FAILED, FAULT, OK, UNKNOWN, UNREACHABLE, told
-from playbooks.verbs import INVENTORY, ROOT, run_playbook, last_lines
+from playbooks.verbs import INVENTORY, ROOT, last_lines, run_playbook
 
 RESULTS = ROOT / "runs/verify"
 STEPS = ("config", "p2p", "copy", "rates", "allreduce", "engine")
