@@ -68,6 +68,7 @@ def generate(url: str, load: Load, *, concurrency: int, timeout: float, keep_goi
     return Served(
         answers=tuple(outcome for outcome in outcomes if isinstance(outcome, Answer)),
         failures=tuple(outcome for outcome in outcomes if isinstance(outcome, Failure)),
+        stopped=loop.stopped,
     )
 
 
@@ -175,7 +176,7 @@ def _ask(
             return response.status, reply
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(
-            f"{url}{path} gave no answer ({str(error) or type(error).__name__})",
+            f"{url}{path} gave no answer ({short(str(error)) if str(error) else type(error).__name__})",
             expected=f"a server that answers within {timeout:g} s",
             todo="see whether it still runs, and what its log says last",
         ) from error
@@ -203,6 +204,7 @@ class _Loop:
     def __init__(self, flights: list[Flight], *, keep_going: bool) -> None:
         self._flights, self._keep_going = flights, keep_going
         self._numbers = itertools.count()
+        self.stopped = 0.0
 
     def work(self) -> None:
         """One request after the other, until there are no more."""
@@ -215,8 +217,10 @@ class _Loop:
         """Wait for the threads, and end what is overdue."""
         for thread in threads:
             while thread.is_alive():
+                before = time.perf_counter()
                 thread.join(_LOOK_SECONDS)
                 now = time.perf_counter()
+                self.stopped = max(self.stopped, now - before - _LOOK_SECONDS)
                 for flight in self._flights:
                     if now > flight.deadline:
                         flight.end(Reason.TIMED_OUT)

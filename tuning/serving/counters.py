@@ -36,6 +36,7 @@ _DRAFT_TOKENS = ("sglang:spec_num_draft_tokens",)
 _KEPT = _COUNTERS.union(_RUNNING, _QUEUED, _DRAFT_TOKENS)
 _IN_GRAPH, _EAGER, _DECODE = ("mode", "decode_cuda_graph"), ("mode", "decode_none"), ("mode", "decode")
 _MOST_SERIES = 10_000
+_LEAST_VALUE, _MOST_VALUE = 1e-6, 2.0**53
 _MOST_POSITIONS = 64
 _LINE = re.compile(
     r'[ \t]*((?:sglang|vllm):[a-zA-Z0-9_:]+)[ \t]*(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]*([^ \t#]+)', re.ASCII
@@ -70,7 +71,7 @@ class Metrics:
     """What one scrape said, as far as this module reads it.
 
     Attributes:
-        series: finite values by metric name and labels. Of several tensor-parallel ranks that count the same (SGLang's
+        series: values by metric name and labels. Of several tensor-parallel ranks that count the same (SGLang's
             --enable-metrics-for-all-schedulers) only the first is here.
     """
 
@@ -136,7 +137,7 @@ class Window:
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Reads one scrape; lines that are none, and values that are not finite, are left out.
+    """Reads one scrape; lines that are none, and values that no counter has, are left out.
 
     Raises:
         LanewiseError: more series than a server can have.
@@ -145,7 +146,7 @@ def parse_metrics(text: str) -> Metrics:
     count = 0
     for line in text.splitlines():
         found = _LINE.match(line)
-        if not found or found[1] not in _KEPT or (value := _finite(found[3])) is None:
+        if not found or found[1] not in _KEPT or (value := _counted(found[3])) is None:
             continue
         series.setdefault(found[1], {})[tuple(sorted(_LABEL.findall(found[2] or "")))] = value
         if (count := count + 1) > _MOST_SERIES:
@@ -157,12 +158,13 @@ def parse_metrics(text: str) -> Metrics:
     return Metrics(series={name: _of_leaders(values) for name, values in series.items()})
 
 
-def _finite(text: str) -> float | None:
+def _counted(text: str) -> float | None:
+    """A number that sums and quotients of its kind stay finite with; None of others."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if value == 0 or _LEAST_VALUE <= abs(value) <= _MOST_VALUE else None
 
 
 def _of_leaders(values: Mapping[Labels, float]) -> dict[Labels, float]:

@@ -32,6 +32,8 @@ DRIFT = 0.01
 _SECONDS_A_TOKEN = 0.1
 """Of a request, above which it hangs rather than being slow."""
 _DYING_SECONDS = 3.0
+_STOPPED_SECONDS = 1.0
+_WAVE_TRIES = 3
 _LOOK_SECONDS = 0.02
 _SETTLED_SECONDS = 1.0
 """How long counters may lag behind the last chunk."""
@@ -207,12 +209,24 @@ class _Measuring:
             self.findings.append(f"{where}: {early} of {len(done.requests)} answers ended early")
 
     def _wave(self, prompts: tuple[Prompt, ...]) -> Wave:
-        """Send prompts at once and wait for all."""
+        """Send prompts at once and wait for all; anew where this process stood still meanwhile."""
+        for _ in range(_WAVE_TRIES):
+            if wave := self._sent(prompts):
+                return wave
+        raise _TrialError(
+            Status.UNREADABLE,
+            f"this process stood still (Ctrl-Z, or the machine slept) in {_WAVE_TRIES} waves in a row",
+        )
+
+    def _sent(self, prompts: tuple[Prompt, ...]) -> Wave | None:
+        """A wave; None where this process stood still, so that its times are none of the server's."""
         if self._examined.caches:
             flush_cache(self._server.url)
         load = load_of(self._spec, prompts, max_tokens=self._plan.output_tokens)
         line, before = self._server.line_count, self._metrics()
         served = generate(self._server.url, load, concurrency=len(prompts), timeout=self._timeout, keep_going=False)
+        if served.stopped > _STOPPED_SECONDS and self._server.alive():
+            return None
         if served.failures:
             raise self._failed(served.failures)
         expected = sum(request.completion_tokens for request in served.requests)

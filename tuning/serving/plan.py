@@ -22,6 +22,7 @@ MARGIN = 0.02
 PROBE_ROWS = (1, 2, 3, 4)
 """Requests that the probe decodes together, without speculation: rows of a pass, as a verify pass has them."""
 MOST_CONCURRENCY = 64
+MOST_REQUESTS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,299}", re.ASCII)
 _LIMITS: Mapping[str, tuple[int, int]] = {
     "output_tokens": (8, 32_768),
@@ -29,6 +30,12 @@ _LIMITS: Mapping[str, tuple[int, int]] = {
     "passes": (1, 100),
     "together": (1, 16),
     "seed": (0, 2**63 - 1),
+}
+_SIZES: Mapping[str, tuple[int, int]] = {
+    "tensor_parallel": (1, 64),
+    "max_running": (1, 100_000),
+    "context_length": (0, 2**40),
+    "max_total_tokens": (0, 2**40),
 }
 
 
@@ -186,11 +193,11 @@ def validate(plan: ServingPlan) -> None:
         raise InputError(f"benchmark is {short(plan.benchmark)}", expected=BENCHMARK, todo="correct it")
     for option, (least, most) in _LIMITS.items():
         _require_between(f"--{option.replace('_', '-')}", getattr(plan, option), least, most)
-    _require_between("--requests", plan.prompts.requests, 1, 10_000)
+    _require_between("--requests", plan.prompts.requests, 1, MOST_REQUESTS)
     if not 0.001 <= plan.margin <= 1:
         raise InputError(f"--margin is {plan.margin:.1%}", expected="from 0.1 to 100 per cent", todo="correct it")
     if not 1 <= plan.timeout <= 86_400:
-        raise InputError(f"--timeout is {plan.timeout}", expected="seconds from 1 to 86,400", todo="correct it")
+        raise InputError(f"--timeout is {short(plan.timeout)}", expected="seconds from 1 to 86,400", todo="correct it")
     _require_names("environment", [environment.name for environment in plan.environments])
     _require_names("arm", names := [arm.name for arm in plan.arms])
     if plan.baseline not in names:
@@ -199,6 +206,14 @@ def validate(plan: ServingPlan) -> None:
         )
     for arm in plan.arms:
         _require_concurrencies(arm)
+        _require_sizes(arm.spec)
+
+
+def _require_sizes(spec: ServerSpec) -> None:
+    for option, (least, most) in _SIZES.items():
+        _require_between(f"--{option.replace('_', '-')}", getattr(spec, option), least, most)
+    if not 0 <= spec.memory_fraction < 1:
+        raise InputError(f"--memory-fraction is {spec.memory_fraction:g}", expected="below 1", todo="correct it")
 
 
 def _require_concurrencies(arm: ServingArm) -> None:

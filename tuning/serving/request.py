@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from lanewise.errors import InputError
 from tuning.plan import Environment
-from tuning.serving.plan import MARGIN, PROBE_ROWS, PromptChoice, ServingArm, ServingPlan, validate
+from tuning.serving.plan import MARGIN, MOST_REQUESTS, PROBE_ROWS, PromptChoice, ServingArm, ServingPlan, validate
 from tuning.serving.prompts import Prompt, PromptSet, load_prompts
 from tuning.serving.spec import ServerSpec, Speculation
 from tuning.workload import short
@@ -92,6 +92,12 @@ def make_plan(request: ServingRequest) -> tuple[ServingPlan, tuple[Prompt, ...]]
 
 def _arms(request: ServingRequest) -> Iterable[ServingArm]:
     """Per backend the baseline, each speculation, and the probe."""
+    if request.server.accept_length and not request.speculations:
+        raise InputError(
+            f"--accept-length is {request.server.accept_length:g}, and nothing speculates",
+            expected="--speculation beside it",
+            todo="name a speculation, or leave it out",
+        )
     speculations = [_speculation(text, request) for text in request.speculations]
     rows = {speculation.draft_tokens for _, speculation, _ in speculations}
     probe_rows = tuple(sorted({*PROBE_ROWS, *rows})) if request.probe else ()
@@ -123,7 +129,7 @@ def _speculation(text: str, request: ServingRequest) -> tuple[str, Speculation, 
         )
     steps, topk, tokens = (int(number) for number in found.groups()[:3])
     accept_length = float(found[4]) if found[4] else request.server.accept_length
-    if accept_length and not 1 <= accept_length <= steps + 1:
+    if (found[4] or accept_length) and not 1 <= accept_length <= steps + 1:
         raise InputError(
             f"accept length {accept_length:g} is to be simulated with --speculation {steps}/{topk}/{tokens}",
             expected=f"from 1 to {steps + 1}: each of {steps} steps adds a token at most, and the target one",
@@ -151,8 +157,8 @@ def _require_fit(server: ServerSpec, prompts: Sequence[Prompt]) -> None:
 
 def _chosen(prompt_set: PromptSet, requests: int) -> tuple[Prompt, ...]:
     """So many of a set, as evenly from its categories as can be; all of them for 0, of token ids 8."""
-    if requests < 0:
-        raise InputError(f"--requests is {requests}", expected="0 or more", todo="correct it")
+    if not 0 <= requests <= MOST_REQUESTS:  # before so many are made
+        raise InputError(f"--requests is {short(requests)}", expected=f"from 0 to {MOST_REQUESTS:,}", todo="correct it")
     wanted = requests or (len(prompt_set.prompts) if any(p.text for p in prompt_set.prompts) else _TOKEN_REQUESTS)
     rows = [[prompt for prompt in prompt_set.prompts if prompt.category == name] for name in prompt_set.categories]
     mixed = [prompt for column in itertools.zip_longest(*rows) for prompt in column if prompt]

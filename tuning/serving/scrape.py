@@ -48,9 +48,9 @@ def parse_address(text: str) -> Address:
         plain = text.isascii() and text.isprintable() and " " not in text
         if plain and parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.username):
             secure = parts.scheme == "https"
-            return Address(
-                host=parts.hostname, port=parts.port or (443 if secure else 80), secure=secure, path=path + _PATH
-            )
+            port = (443 if secure else 80) if parts.port is None else parts.port
+            if port:
+                return Address(host=parts.hostname, port=port, secure=secure, path=path + _PATH)
     raise InputError(
         f"the server's address is {short(text)}",
         expected="http://HOST:PORT or https://HOST:PORT",
@@ -102,7 +102,7 @@ def _get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
             return response.status, body
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(
-            f"{address.url} gave no answer ({str(error) or type(error).__name__})",
+            f"{address.url} gave no answer ({short(str(error)) if str(error) else type(error).__name__})",
             expected=f"a server that answers within {timeout:g} s",
             todo="see whether it still runs, and what its log says last",
         ) from error

@@ -73,10 +73,16 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What came of a load: answers and failures, each in the order of the prompts."""
+    """What came of a load.
+
+    Attributes:
+        answers, failures: each in the order of the prompts.
+        stopped: seconds that this process lost at a time at most: it was stopped (Ctrl-Z), or the machine slept.
+    """
 
     answers: tuple[Answer, ...]
     failures: tuple[Failure, ...]
+    stopped: float = 0.0
 
     @property
     def requests(self) -> list[Request]:

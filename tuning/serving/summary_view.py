@@ -50,7 +50,7 @@ def _table(found: list[Row]) -> Table:
             _text(row.detectable, "{:.1%}"),
             _text(row.ttft_ms, "{:.1f}"),
             _text(row.tpot_ms, "{:.2f}"),
-            row.source,
+            printable(row.source),
         )
     return table
 

@@ -16,6 +16,7 @@ from lanewise.errors import ExitCode, InputError
 from lanewise.files import shown_path
 from lanewise.verbs import verb
 from tuning.campaign import new_run_path
+from tuning.container_images import SERVERS
 from tuning.environments import asked_environments, parse_environment
 from tuning.plan import Environment
 from tuning.provenance import ROOT
@@ -116,6 +117,14 @@ def bench_speculative(
     json: bool = False,
 ) -> ExitCode | None:
     """Measure SGLang servers with and without speculation: step time and acceptance apart, start by start."""
+    if draft and not speculation:
+        raise InputError(
+            f"--draft is {short(draft)}, and no --speculation is given",
+            expected="at least one, as STEPS/TOPK/DRAFT-TOKENS",
+            todo="say how the draft is used, e.g. --speculation 2/1/3, or leave it out",
+        )
+    if minutes < 0:
+        raise InputError(f"--minutes is {minutes}", expected="0 or more", todo="correct it")
     server = ServerSpec(
         model=_required(model),
         tensor_parallel=tensor_parallel,
@@ -212,7 +221,12 @@ def _environments(
         found = [Environment(name="host", python=pythons[0])]
     if texts or images or toolchains:
         found += asked_environments(
-            texts, images=images, toolchains=toolchains, python="", host_python=lambda: "python3"
+            texts,
+            images=images,
+            toolchains=toolchains,
+            python="",
+            host_python=lambda: "python3",
+            profiles=SERVERS,
         )
     if not found:
         raise InputError(

@@ -94,6 +94,8 @@ def test_a_plan_shows_the_argument_vectors_and_starts_nothing(tmp_path: Path, ca
         (["--set", "HF_TOKEN=abcdefghij"], "looks like a secret"),
         (["--prompts", "/nothing.jsonl"], "no such file"),
         (["--margin", "x"], "--margin is 'x'"),
+        (["--draft", "d"], "no --speculation is given"),
+        (["--minutes", "-1"], "--minutes is -1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_advice_before_anything_starts(

@@ -120,6 +120,16 @@ def test_hostile_text_is_left_out() -> None:
     assert (metrics.running, metrics.queued, metrics.draft_tokens) == (4, None, 3)
 
 
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "5e-324", "9" * 400])
+def test_values_that_sums_and_quotients_would_overflow_with_are_left_out(value: str) -> None:
+    page = f'sglang:num_running_reqs{{dp_rank="0"}} {value}\nsglang:num_running_reqs{{dp_rank="1"}} {value}\n'
+    page += f"sglang:generation_tokens_total 9\nsglang:spec_verify_calls_total {value}\n"
+    metrics = parse_metrics(page)
+    assert metrics.running is None
+    gained = window(parse_metrics(""), metrics)
+    assert (gained.generation_tokens, gained.accept_length) == (9, None)
+
+
 def test_a_flood_of_series_is_refused() -> None:
     text = "".join(f'sglang:num_running_reqs{{dp_rank="{rank}"}} 1\n' for rank in range(10_001))
     with pytest.raises(LanewiseError, match="10,000 series"):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import statistics
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.serving.runs import carry_out, fake_request, truth
+from tests.unit.serving.servers import fake_server
 from tuning.serving import measure
 from tuning.serving.prompts import Prompt
 from tuning.serving.records import ServerStart, ServingTrial
+from tuning.serving.served import Api, Load, Served
 from tuning.trial import Status
 
 ARM = "default/2-1-3"
@@ -116,6 +124,37 @@ def test_a_refusal_is_told_with_the_servers_words(tmp_path: Path) -> None:
     ((trial,), _) = measured(tmp_path, **quick(refuse=400))
     assert trial.status is Status.UNREADABLE
     assert "a fake refusal" in trial.reason
+
+
+@pytest.mark.parametrize(("stops", "ok"), [(2, True), (3, False)])
+def test_a_wave_in_which_this_process_stood_still_is_sent_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int, ok: bool
+) -> None:
+    """Ctrl-Z and fg: the server went on, and no chunk was read in time."""
+    real, calls = measure.generate, itertools.count()
+
+    def stopped(*given: Any, **more: Any) -> Served:
+        served = real(*given, **more)
+        return replace(served, stopped=5.0) if next(calls) < stops else served
+
+    monkeypatch.setattr(measure, "generate", stopped)
+    ((trial,), start) = measured(tmp_path, **quick(), passes=1)
+    assert trial.ok is ok, trial.reason
+    assert (trial.status is Status.UNREADABLE and "stood still" in trial.reason) is not ok
+    assert start.status is Status.OK
+
+
+def test_how_long_this_process_stood_still_is_told(tmp_path: Path) -> None:
+    with fake_server(tmp_path, compute_ms=10.0) as running:
+        load = Load(prompts=(Prompt(id="p", category="c", tokens=(1, 2)),), max_tokens=40, api=Api.GENERATE)
+        assert measure.generate(running.url, load, concurrency=1, timeout=10).stopped < 1
+        lull = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+        before = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1.5))  # the thread that waits stands still
+        try:
+            lull.start()
+            assert 1.2 < measure.generate(running.url, load, concurrency=1, timeout=10).stopped < 3
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -162,7 +163,7 @@ def test_one_missed_reading_is_borne() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ftp://x", "127.0.0.1:30000", "http://", "http://a:b", "http://u:p@x", "http://x?y"]
+    "text", ["", "ftp://x", "127.0.0.1:30000", "http://", "http://a:b", "http://u:p@x", "http://x?y", "http://x:0"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="address"):
@@ -226,6 +227,21 @@ def test_pages_without_counters_and_slow_ones_end_in_time() -> None:
     assert time.monotonic() - began < 4
     with answering(200, b"", **{"Content-Length": "10"}) as address, pytest.raises(UnreachableError):
         scrape(address, 5)
+
+
+def test_what_answers_and_is_no_web_server_is_quoted_in_short() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            with listener.accept()[0] as link:
+                link.recv(4096)
+                link.sendall(b"\x1b[2J" + b"y" * 60_000 + b"\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UnreachableError) as caught:
+            scrape(Address(host="127.0.0.1", port=port, secure=False), 5)
+    assert len(str(caught.value)) < 400
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> int | None:
