@@ -30,7 +30,9 @@ from tuning.report_document import Bullets, Cell, Commands, Paragraph, Report, S
 from tuning.report_html import html
 from tuning.report_markdown import markdown
 from tuning.report_svg import Line, Point, measured_svg
-from tuning.runfile import Kind, Run, read_run
+from tuning.runfile import Kind, Run
+from tuning.serving.any_run import read_any_run
+from tuning.serving.report import serving_report
 from tuning.speculation_request import Asked, question
 from tuning.speculation_request import predict as predict_speculation
 from tuning.topology_read import read_topology
@@ -440,7 +442,8 @@ def test_odd_node_records_make_no_trouble(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "runs").glob("*.jsonl")), ids=lambda path: path.stem)
 def test_real_runs_make_reports(path: Path) -> None:
-    report = make_report([read_run(path)], Beside())
+    run = read_any_run(path)
+    report = make_report([run], Beside()) if isinstance(run, Run) else serving_report([run])
     assert html(report)
     assert markdown(report)
     json.dumps(report.document, allow_nan=False)
