@@ -46,10 +46,11 @@ LEVELS = {
     "roles": ["tests/roles"],
     "containers": ["tests/containers"],
     "vm": ["tests/vm"],
+    "vm-full": ["tests/vm", "-m", "vm or vm_full"],
     "all": ["tests"],
 }
 """Of tests: seconds and no hardware; packages of the Python index; MPI ranks; playbooks on a tree of files; a container
-engine; a virtual machine with a simulated PCI tree; all of them."""
+engine; a virtual machine with a simulated PCI tree, and with all that takes long there; all but that."""
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring

@@ -9,8 +9,10 @@ UNKNOWN = "unknown"
 _VOLATILE = {
     "schema", "unread", "read_at", "pstate", "temperature_c", "throttle_reasons", "clock_sm_mhz", "clock_memory_mhz",
     "pcie_generation", "current_link_speed_gts", "aer_correctable", "aer_nonfatal", "aer_fatal", "runtime_status",
+    "memory_bytes", "vm.min_free_kbytes",
 }  # fmt: skip
-"""Fields that differ from one reading to the next although nobody set anything."""
+"""Fields that differ from one reading, or one boot, to the next although nobody set anything: where a kernel puts itself
+decides how much memory a NUMA node has, and so how much is kept free."""
 _MOST = 200
 """More differences than a person reads; the records have them all."""
 
