@@ -11,8 +11,9 @@ _VOLATILE = {
     "pcie_generation", "current_link_speed_gts", "aer_correctable", "aer_nonfatal", "aer_fatal", "runtime_status",
     "memory_bytes", "vm.min_free_kbytes",
 }  # fmt: skip
-"""Fields that differ from one reading, or one boot, to the next although nobody set anything. (A NUMA node's memory, and so
-what is kept free, differed by some MB between two boots of one machine.)"""
+"""Fields that differ from one reading, or one boot, to the next although nobody set anything.
+
+A NUMA node's memory, and so what is kept free, differed by some MB between two boots of one machine."""
 _MOST = 200
 """More differences than a person reads; the records have them all."""
 
