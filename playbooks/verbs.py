@@ -18,9 +18,10 @@ from invoke.context import Context
 from rich.table import Table
 
 from lanewise import talk
-from lanewise.errors import ExitCode, InputError, LanewiseError
+from lanewise.errors import ExitCode, LanewiseError
 from lanewise.files import shown_path, writing
 from lanewise.verbs import verb
+from playbooks.nodes import UNTOUCHED, require_nodes
 from playbooks.results import exit_code, reasons
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,8 +74,7 @@ def _extra(reboot_ok: bool, break_lease: bool) -> dict[str, bool]:
 
 
 def _play(name: str, limit: str, inventory: str, extra: dict[str, bool], *, check: bool, json: bool) -> ExitCode:
-    if not Path(inventory).exists():
-        raise InputError(f"there is no inventory {inventory}", expected="a file of hosts", todo="check --inventory")
+    require_nodes(inventory, limit, without=(UNTOUCHED,))
     folder = ROOT / "runs" / name / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     log = folder / "ansible.log"
     with writing(log):

@@ -17,6 +17,7 @@ from lanewise import talk
 from lanewise.errors import ExitCode, InputError, LanewiseError
 from lanewise.files import shown_path, writing
 from lanewise.verbs import verb
+from playbooks.nodes import require_nodes
 from playbooks.settings.faults import FAILED, FAULT, OK, UNKNOWN, UNREACHABLE, told
 from playbooks.verbs import INVENTORY, ROOT, last_lines, run_playbook
 
@@ -43,8 +44,7 @@ def verify_node(
     """Check nodes from cheap to expensive, up to the first failure: settings, P2P, data, bandwidth, sums."""
     if to not in STEPS:
         raise InputError(f"--to is {to!r}", expected=f"one of {', '.join(STEPS)}", todo="name one of these")
-    if not Path(inventory).exists():
-        raise InputError(f"there is no inventory {inventory}", expected="a file of hosts", todo="check --inventory")
+    require_nodes(inventory, limit)
     folder = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     log = folder / "ansible.log"
     with writing(log):

@@ -66,8 +66,8 @@ def test_json_is_the_results(farm: Farm) -> None:
 
 def test_no_node_is_an_error_that_says_why(farm: Farm) -> None:
     done = call("provision", "--inventory", str(farm.inventory()), "--limit", "nobody")
-    assert done.returncode == 1
-    assert "without a result for any node" in done.stderr
+    assert done.returncode == 2
+    assert "no node is named by" in done.stderr
     assert call("provision", "--inventory", "/no/such/file").returncode == 2
 
 
