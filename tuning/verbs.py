@@ -22,8 +22,10 @@ from tuning.environments import asked_environments
 from tuning.model_shape import derive_workload, read_model_shape
 from tuning.plan import MARGINS
 from tuning.request import Request, words
-from tuning.serving.any_run import newest_path, of_one_benchmark, read_any_run
+from tuning.serving import foreign_view
+from tuning.serving.any_run import newest_path, of_one_benchmark
 from tuning.serving.compare_verb import compare_servers
+from tuning.serving.imported import Imported
 from tuning.stats import Outcome
 from tuning.workload import built_in_names, load_workload
 
@@ -140,7 +142,8 @@ def bench_allreduce(
     a="what to compare with: a candidate or arm, a toolchain or image, or environment:candidate (default: all in the "
     "run)",
     b="what is held against it",
-    run="run file (default: the newest in runs/); two are described only: A of the first, B of the second",
+    run="run file (default: the newest in runs/); two are described only: A of the first, B of the second. "
+    "Results of AIPerf, bench_serving and llm-decode-bench are described, too",
     fail_on=f"comma list of overall outcomes that end in exit code 3: {', '.join(map(option_name, Outcome))}",
     any_size="--fail-on looks at every size, or number of requests, by itself, too",
     allreduce_run="of servers: a bench-allreduce run of their node, which tells what allreduces add to a step",
@@ -162,8 +165,14 @@ def compare(
         raise InputError(
             f"--run was given {len(paths)} times", expected="one run file, or two", todo="name at most two"
         )
-    read = [read_any_run(Path(path)) for path in paths] or [read_any_run(newest_path())]
-    files, serving = of_one_benchmark(read)
+    read = [foreign_view.read_measured(Path(path)) for path in paths or [str(newest_path())]]
+    if described := foreign_view.only_foreign(paths, read):
+        if json:
+            talk.put_json(foreign_view.to_document(described))
+        else:
+            foreign_view.put(described)
+        return None
+    files, serving = of_one_benchmark([run for run in read if not isinstance(run, Imported)])
     if serving:
         return compare_servers(serving, a, b, allreduce_run=allreduce_run, wanted=wanted, every_row=any_size, json=json)
     if allreduce_run:

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invoke.context import Context
 
 from lanewise.errors import InputError
+from tests.unit.serving.makers import fake_serving_plan, fake_serving_run
+from tuning.serving.foreign_view import only_foreign, read_measured
 from tuning.serving.imported import Imported
 from tuning.serving.imports import read_foreign
+from tuning.verbs import compare
 
 
 def imported(tmp_path: Path, *documents: object) -> Imported:
@@ -229,3 +233,33 @@ def test_damaged_numbers_are_unknown(tmp_path: Path, document: dict[str, Any]) -
     [one] = imported(tmp_path, document).passes
     assert (one.accept_length, one.step_ms) == (None, None)
     assert one.completed in (None, len(one.requests))
+
+
+def test_compare_describes_results_of_other_tools_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b\x1b.jsonl"
+    first.write_text(json.dumps(record("a", 0, 2)) + "\n")
+    second.write_text(json.dumps(record("a", 0, 1)) + "\n")
+    compare(Context(), run=[str(first), str(second)])
+    shown = capsys.readouterr().out
+    assert "described, not judged" in shown
+    assert all(rate in shown for rate in (" 50 ", " 100 "))
+    assert "\x1b" not in shown.replace("\x1b[", ""), "a name drives no terminal"
+    compare(Context(), run=[str(first)], json=True)
+    (described,) = json.loads(capsys.readouterr().out)["described"]
+    assert (described["tool"], described["passes"][0]["tokens_per_second"]) == ("AIPerf", 50)
+    assert "requests" not in described["passes"][0]
+
+
+def test_compare_of_a_file_of_nobody_says_what_a_run_file_is(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}\n")
+    with pytest.raises(InputError, match="is not a run file"):
+        read_measured(tmp_path / "x")
+
+
+def test_compare_takes_files_of_one_kind(tmp_path: Path) -> None:
+    imported(tmp_path, record("a", 0, 2))
+    path = str(tmp_path / "result")
+    with pytest.raises(InputError, match="another is a run file"):
+        only_foreign([path, "run"], [read_measured(Path(path)), fake_serving_run(fake_serving_plan(), lambda *_: 8.0)])
