@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,9 @@ FACTS = (
     "container_advice", "runtime_state", "gpu_driver_present",
 )  # fmt: skip
 """Facts of the plays and roles that a result is made of."""
+_OF_PLAN = re.compile(r"^.*The filter plugin 'node_plan' failed: ", re.DOTALL)
+"""Ansible's words before those of our own."""
+_LINES = re.compile(r"\s*\n\s*(expected|next):\s*")
 _DIFF_LIMIT = 20_000
 """Characters of a task's difference that a result keeps; the run's log has all of it."""
 
@@ -39,6 +43,7 @@ class Gathered:
         facts: of FACTS, the newest of each.
         changes: changed tasks: `role`, `task` and `difference`, as Ansible would print it.
         trouble: the message of the task that failed; `task` names it.
+        malformed: whether that is what the inventory says, or the record: no plan could be made.
         unreachable: whether the node did not answer.
     """
 
@@ -46,7 +51,15 @@ class Gathered:
     changes: list[dict[str, str]] = field(default_factory=list)
     trouble: str = ""
     task: str = ""
+    malformed: bool = False
     unreachable: bool = False
+
+    def fail(self, task: str, said: str) -> None:
+        """A task failed; the first failure is the cause."""
+        if not self.trouble:
+            words = _OF_PLAN.sub("", said)
+            self.malformed = words != said
+            self.trouble, self.task = _LINES.sub(r"; \1: ", words) if self.malformed else said, task
 
     def change(self, role: str, task: str, difference: str) -> None:
         """A task changed something, or would."""
@@ -59,6 +72,7 @@ def document(node: str, verb: str, seen: Gathered, *, check: bool, ended: str) -
     facts = seen.facts
     before, outcome = facts.get("node_plan_before"), facts.get("node_outcome") or {}
     decided = facts.get("node_plan") or {}
+    stopped = seen.trouble and (before is None or decided == before)  # before it was looked what came of it
     return {
         "schema": SCHEMA,
         "node": node,
@@ -71,7 +85,7 @@ def document(node: str, verb: str, seen: Gathered, *, check: bool, ended: str) -
         "node_class": decided.get("node_class"),
         "decisions_before": before["decisions"] if before else decided.get("decisions", []),
         "decisions": decided.get("decisions", []),
-        "waiting": outcome.get("waiting", {}),
+        "waiting": {} if stopped else outcome.get("waiting", {}),
         "faults": outcome.get("faults", []),
         "changes": seen.changes,
         "rebooted": facts.get("node_rebooted", False),
@@ -87,7 +101,8 @@ def _status(seen: Gathered, *, check: bool) -> Status:
     if seen.unreachable:
         return Status.UNREACHABLE
     if seen.trouble:
-        return Status.REFUSED if outcome.get("refused") else Status.FAILED
+        planned = "node_plan_before" in seen.facts  # after that it is no refusal: something may have been changed
+        return Status.REFUSED if not planned and (seen.malformed or outcome.get("refused")) else Status.FAILED
     if check:
         return Status.WOULD_CHANGE if seen.changes else Status.UNCHANGED
     if seen.facts.get("node_reboot_waits") or outcome.get("waiting", {}).get("reboot"):

@@ -84,8 +84,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         """A step failed; the first failure is the cause."""
         seen, found = self._node(result), result.result
         if not ignore_errors and not seen.trouble:
-            seen.trouble = str(found.get("msg") or found.get("stderr") or "it does not say why")
-            seen.task = result.task_name
+            seen.fail(result.task_name, str(found.get("msg") or found.get("stderr") or "it does not say why"))
             self._tell(node=result.host.get_name(), failed=seen.trouble)
 
     def v2_runner_on_unreachable(self, result: CallbackTaskResult) -> None:

@@ -58,7 +58,11 @@ def p2p_facts(record: Mapping[str, Any]) -> str:
     """What an engine's verdict that two GPUs can, or cannot, reach each other rests on, as one text."""
     driver, iommu = _mapping(record.get("driver")), _mapping(record.get("iommu"))
     pci = record.get("pci")
-    ports = [f"{one.get('address')} {one.get('acs_control')}" for one in pci] if isinstance(pci, list) else [UNKNOWN]
+    ports = (
+        [f"{one.get('address')} {one.get('acs_control')}" for one in map(_mapping, pci)]
+        if isinstance(pci, list)
+        else [UNKNOWN]
+    )
     modules = _mapping(_mapping(record.get("kernel")).get("modules"))
     return "\n".join(
         [

@@ -54,7 +54,10 @@ def _told(decisions: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _values(decision: Mapping[str, Any]) -> str:
-    return f"wanted {decision['want']}, is {decision['now'] or 'not known'}; " if decision["want"] else ""
+    """What a check found, or what is and what was wanted."""
+    if decision["want"]:
+        return f"wanted {decision['want']}, is {decision['now'] or 'not known'}; "
+    return f"{decision['now']}; " if decision["now"] else ""
 
 
 class FilterModule:

@@ -77,7 +77,7 @@ from dataclasses import asdict  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402 - Ansible wants the documentation first
 from ansible.module_utils.lease import record_before, release, take  # noqa: E402
-from ansible.module_utils.node_files import NodeFileError  # noqa: E402
+from ansible.module_utils.node_files import DamagedError, NodeFileError  # noqa: E402
 
 
 def main() -> None:
@@ -105,6 +105,8 @@ def main() -> None:
         if holder:
             module.exit_json(changed=False, holder=asdict(holder))
         before = record_before(asked["root"], asked["node_record"], write=write)
+    except DamagedError as error:
+        module.fail_json(msg=str(error))
     except (NodeFileError, OSError) as error:
         module.fail_json(
             msg=f"{error}; expected a node where this user may write to /var/lib/lanewise; next: be root there "

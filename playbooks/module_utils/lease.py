@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .node_files import below, locked, read_document, remove_document, write_document
+from .node_files import DamagedError, below, locked, read_document, remove_document, write_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,8 @@ STATE = "/var/lib/lanewise"
 LEASE = "lease.json"
 RECORD = "record-before.json"
 RECORD_SCHEMA = "lanewise.node-record/1"
+_NEVER = 253402300800.0
+"""The year 10000."""
 OURS = ("before.json", "owned.json", "power-before.json", "refreshed.json")
 """Where there is none of these, nothing on the node is of our doing."""
 
@@ -110,10 +112,11 @@ def _other(path: Path, controller: str, pid: int, over: list[int]) -> Holder | N
 
 
 def _holder(path: Path) -> Holder | None:
-    document = read_document(path, SCHEMA)
     try:
-        return Holder(
+        document = read_document(path, SCHEMA)
+        holder = Holder(
             str(document["controller"]), int(document["pid"]), float(document["since"]), float(document["until"])
         )
-    except (LookupError, TypeError, ValueError):
+    except (DamagedError, LookupError, TypeError, ValueError, OverflowError):
         return None  # no lease, or a damaged one, which holds nobody back
+    return holder if 0 <= holder.until < _NEVER else None  # nor does one without an end, or with none that is a time

@@ -116,7 +116,10 @@ def lines(readings: list[Reading], *, after: bool) -> str:
 def _recorded(path: Path, paths: list[str]) -> list[Value]:
     entries = before.load(path, SECTION)
     chosen = {name: entry for name, entry in entries.items() if not paths or name in paths}
-    return [Value(name, str(entry.get("value", ""))) for name, entry in reversed(chosen.items())]
+    for name, entry in chosen.items():
+        if not name.startswith(PLACES) or not isinstance(entry.get("value"), str):
+            raise NodeFileError(f"{path}: the entry {name!r} is damaged; restore the file, or remove the entry")
+    return [Value(name, entry["value"]) for name, entry in reversed(chosen.items())]
 
 
 def _survey(root: str, values: list[Value]) -> Outcome:

@@ -26,6 +26,10 @@ class NodeFileError(Exception):
     """A file of a node cannot be used as it is; the message names the file."""
 
 
+class DamagedError(NodeFileError):
+    """A document of ours does not hold what we write there."""
+
+
 def below(root: str, name: str) -> Path:
     """Where the absolute path `name` lies below `root`. Its folder's links are followed, its last part is not.
 
@@ -132,7 +136,8 @@ def read_document(path: Path, schema: str) -> dict[str, Any]:
     """A JSON document of ours, {} where there is none.
 
     Raises:
-        NodeFileError: it is not such a document. It is never overwritten then: it may be all that knows the way back.
+        DamagedError: it is not such a document. It is never overwritten then: it may be all that knows the way back.
+        NodeFileError: it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -143,9 +148,9 @@ def read_document(path: Path, schema: str) -> dict[str, Any]:
     except OSError as error:
         raise NodeFileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise NodeFileError(f"{path} is damaged: {error}; restore it, or move it away to start anew") from error
+        raise DamagedError(f"{path} is damaged: {error}; restore it, or move it away to start anew") from error
     if not isinstance(document, dict) or document.get("schema") != schema:
-        raise NodeFileError(f"{path} is not a {schema} document; restore it, or move it away to start anew")
+        raise DamagedError(f"{path} is not a {schema} document; restore it, or move it away to start anew")
     return document
 
 

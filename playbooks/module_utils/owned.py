@@ -208,9 +208,14 @@ def _load(path: Path) -> _Record:
     document = read_document(path, SCHEMA)
     files, folders = document.get("files", {}), document.get("folders", [])
     sound = isinstance(files, dict) and all(isinstance(hashes, list) for hashes in files.values())
-    if not sound or not isinstance(folders, list) or not all(isinstance(name, str) for name in folders):
+    if not sound or not isinstance(folders, list) or not all(map(_is_path, [*files, *folders])):
         raise NodeFileError(f"{path} is damaged; restore it, or move it away to start anew")
     return _Record(files, folders)
+
+
+def _is_path(name: object) -> bool:
+    """Whether `below` takes it: what is not one is found before anything is written, not after."""
+    return isinstance(name, str) and name.startswith("/") and ".." not in name.split("/") and len(name.strip("/")) > 0
 
 
 def _store(path: Path, old: _Record, new: _Record) -> None:

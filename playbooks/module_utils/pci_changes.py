@@ -97,7 +97,7 @@ def _recorded(root: str, path: Path) -> Outcome:
         device = there.get(address)
         if device is None:
             gone.append(Fault(address, register, "there is no such function any more; its entry is kept"))
-        elif fault := _stranger(device, register, entry) or _damage(address, register, entry):
+        elif fault := _damage(address, register, entry) or _stranger(device, register, entry):
             faults.append(fault)
         else:
             wanted.append(Wish(device, register, int(entry["word"], 16) & REGISTERS[register]))

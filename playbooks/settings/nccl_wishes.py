@@ -22,7 +22,8 @@ SYSTEM_FILE = "/etc/nccl.conf"
 _PARAMETERS = Path(__file__).parents[2] / "tuning" / "nccl_params.tsv"
 _MOST = 1023
 """NCCL cuts values after so many characters (src/misc/param.cc)."""
-_WORKLOAD = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_WORKLOAD = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+"""As the roles nccl and container take it."""
 _RELEASE = re.compile(r"\d{1,3}\.\d{1,3}(\.\d{1,3})?", re.ASCII)
 _DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", re.ASCII)
 
@@ -135,7 +136,7 @@ def workload_grants(wanted: Mapping[str, Workload], record: Record) -> Iterator[
 
 def _faults(name: str, workload: Workload, today: str) -> Iterator[str]:
     if not _WORKLOAD.fullmatch(name):
-        yield "the name becomes a file's: a-z, 0-9, '.', '_' and '-', at most 64"
+        yield "the name becomes a file's: a-z, 0-9, '_' and '-', at most 63"
     if not workload.settings:
         yield "it has no settings"
     if not workload.reason:

@@ -113,7 +113,8 @@ def _values(value: object, where: str) -> Mapping[str, str]:
 def _text(value: object, where: str) -> str:
     """Text or a whole number. Of a bare `on` YAML makes a boolean, of a bare `2.10` a number: not what was written."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _wrong(f"{where} is {str(value)[:80]!r}, a {type(value).__name__}", 'text in quotes, such as "on"')
+        kind = next(one.__name__ for one in type(value).__mro__ if one.__module__ == "builtins")  # Ansible has its own
+        raise _wrong(f"{where} is {str(value)[:80]!r}, a {kind}", 'text in quotes, such as "on"')
     text = str(value)
     if text != text.strip() or not text.isprintable() or not text:
         raise _wrong(f"{where} is {text[:80]!r}", "one line of text without blanks around it")

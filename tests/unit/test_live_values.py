@@ -92,6 +92,16 @@ def test_the_first_value_is_kept(root: Path) -> None:
     assert at(root, SWAPPINESS).read_text() == "60\n"
 
 
+@pytest.mark.parametrize("entries", [{"/etc/passwd": {"value": "x"}}, {SWAPPINESS: {}}, {SWAPPINESS: {"value": ["1"]}}])
+def test_a_damaged_entry_is_named_and_nothing_is_written(root: Path, entries: dict[str, Any]) -> None:
+    change(root, swappiness="1")
+    path = root / "var/lib/lanewise/before.json"
+    path.write_text(json.dumps({"schema": "lanewise.before/1", "values": entries}))
+    with pytest.raises(NodeFileError, match=r"before\.json: the entry .* is damaged"):
+        go_back(root)
+    assert at(root, SWAPPINESS).read_text() == "1\n"
+
+
 def test_only_some_can_be_restored(root: Path) -> None:
     change(root, swappiness="1", power="on")
     assert [one.value.path for one in go_back(root, POWER).changed] == [POWER]

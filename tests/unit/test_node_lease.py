@@ -59,7 +59,19 @@ def test_a_person_can_break_any_lease(tmp_path: Path) -> None:
     assert held(tmp_path, OTHER, over=(0,)) is None
 
 
-@pytest.mark.parametrize("text", ['{"schema": "lanewise.lease/1"}', '{"schema": "lanewise.lease/1", "controller": 1}'])
+def lasting(until: str) -> str:
+    return f'{{"schema": "lanewise.lease/1", "controller": "a@b", "pid": 1, "since": 0, "until": {until}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"schema": "lanewise.lease/1"}', '{"schema": "lanewise.lease/1", "controller": 1}'),
+        *("", '{"sche', "[]", "[" * 9999),
+        *map(lasting, ("NaN", "Infinity", "1e308", "-1")),
+    ],
+    ids=lambda text: text[:40],
+)
 def test_a_damaged_lease_holds_nobody_back(tmp_path: Path, text: str) -> None:
     path = tmp_path / "var/lib/lanewise/lease.json"
     path.parent.mkdir(parents=True)
@@ -98,5 +110,13 @@ def test_the_module_never_counts_as_a_change_and_names_the_way_out(
     done = run_module("node_lease", capsys, **options)
     assert (done["changed"], done["holder"], done["record_before"]) == (False, {}, RECORD)
     assert run_module("node_lease", capsys, **{**options, "pid": 11})["holder"]["pid"] == 10
-    (tmp_path / "var/lib/lanewise/lease.json").write_text("damaged")
+    folder = tmp_path / "var/lib/lanewise"
+    (folder / "owned.json").write_text("{}")
+    (folder / "record-before.json").write_text("damaged")
+    said = run_module("node_lease", capsys, **options)["msg"]
+    assert "is damaged" in said
+    assert "ansible_become" not in said
+    options["root"] = str(tmp_path / "other")
+    (tmp_path / "other/var/lib").mkdir(parents=True)
+    (tmp_path / "other/var/lib/lanewise").write_text("a file")
     assert "ansible_become" in run_module("node_lease", capsys, **options)["msg"]

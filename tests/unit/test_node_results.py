@@ -30,6 +30,13 @@ def changed(**facts: Any) -> dict[str, Any]:
         (changed(node_reboot_waits=True), False, Status.WAITING),
         ({"trouble": "x"}, False, Status.FAILED),
         ({"trouble": "x", "facts": {"node_outcome": {"refused": ["y"]}}}, True, Status.REFUSED),
+        ({"trouble": "x", "malformed": True}, False, Status.REFUSED),
+        ({"trouble": "x", "malformed": True, "facts": {"node_plan_before": {"decisions": []}}}, False, Status.FAILED),
+        (
+            {"trouble": "x", "facts": {"node_plan_before": {"decisions": []}, "node_outcome": {"refused": ["y"]}}},
+            False,
+            Status.FAILED,
+        ),
         ({"unreachable": True, "trouble": "x"}, False, Status.UNREACHABLE),
     ],
 )
@@ -51,6 +58,27 @@ def test_check_says_what_would_change_and_why_and_nothing_of_waiting() -> None:
     facts = {"node_plan_before": {"decisions": [APPLY]}, "node_outcome": {"waiting": {"reboot": ["x"]}}}
     lines = reasons(result(check=True, **changed(**facts)))
     assert lines == ["would set acs: on -> clear (faster)"]
+
+
+def test_a_run_that_ended_before_it_looked_again_names_nothing_that_waits() -> None:
+    waiting = {"waiting": {"reboot": ["iommu_mode"]}}
+    plan, later = {"decisions": [APPLY]}, {"decisions": []}
+    facts = {"node_plan_before": plan, "node_outcome": waiting}
+    assert result(trouble="x", facts={**facts, "node_plan": plan})["waiting"] == {}
+    assert result(trouble="x", facts={**facts, "node_plan": later})["waiting"] == waiting["waiting"]
+
+
+def test_malformed_wishes_are_told_without_ansibles_words_and_only_the_first_failure_counts() -> None:
+    seen = Gathered()
+    seen.fail(
+        "Decide",
+        "Task failed: x: The filter plugin 'node_plan' failed: enable is 'x'\n  expected: a list\n  next:     mend",
+    )
+    seen.fail("Release", "later")
+    assert (seen.trouble, seen.task, seen.malformed) == ("enable is 'x'; expected: a list; next: mend", "Decide", True)
+    other = Gathered()
+    other.fail("Write", "cannot\n  expected: x")
+    assert (other.trouble, other.malformed) == ("cannot\n  expected: x", False)
 
 
 def test_a_long_difference_is_cut_and_says_so() -> None:

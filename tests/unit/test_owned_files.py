@@ -195,7 +195,13 @@ def test_a_folder_that_cannot_be_made_is_named(root: Path) -> None:
         write(root, Want(DAEMON, OURS))
 
 
-@pytest.mark.parametrize("document", [[], {"files": [1]}, {"files": {"/a": "x"}}, {"files": {}, "folders": [1]}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        *([], {"files": [1]}, {"files": {"/a": "x"}}, {"files": {}, "folders": [1]}, {"files": {"a": ["x"]}}),
+        *({"files": {"/a": ["x"]}, "folders": [name]} for name in ("/", "a", "/etc/..", "")),
+    ],
+)
 def test_a_damaged_record_is_refused(root: Path, document: Any) -> None:
     text = json.dumps({"schema": owned.SCHEMA, **document} if isinstance(document, dict) else document)
     put(root, RECORD, text)

@@ -147,6 +147,13 @@ def test_after_a_reboot_nothing_has_an_excuse_but_a_module_that_is_not_loaded() 
     assert [text.split(":")[0] for text in outcome["failing"]] == ["missed", "boot", "option"]
 
 
+def test_a_check_that_failed_says_what_it_found() -> None:
+    found = {**decision("link_width", "fault", ""), "role": "", "want": "", "now": "0000:41:00.0: x8 of x16"}
+    assert plan_outcome({"decisions": [found]}, roles=["kernel"])["faults"] == [
+        "link_width: 0000:41:00.0: x8 of x16; because"
+    ]
+
+
 def test_a_fault_of_what_a_role_applied_fails_where_that_role_runs() -> None:
     plan = {"decisions": [decision("x", "fault", "reboot")]}
     assert plan_outcome(plan, roles=["kernel"])["failing"] == ["x: wanted 1, is 0; because"]

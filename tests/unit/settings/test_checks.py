@@ -67,6 +67,8 @@ def test_lost_cpus_are_a_fault_with_their_cause() -> None:
     assert "x2APIC" in found["why"]
     assert "iommu=pt" in found["why"]
     assert "kernel log" in decided("cpus_online", record(**lost, iommu__mode="passthrough"))["why"]
+    few = {"cpu__threads": 7, "cpu__threads_present": 8}  # no id is that high
+    assert "kernel log" in decided("cpus_online", record(**few, iommu__mode="off"))["why"]
     asked = record(**lost, host__kernel_command_line="nosmt")
     assert decided("cpus_online", asked)["verdict"] == "ok"
     assert decided("cpus_online")["verdict"] == "ok"

@@ -4,6 +4,7 @@ from datetime import date
 
 import pytest
 
+from playbooks.filter_plugins.unwritable import unwritable_workloads
 from playbooks.settings.nccl_wishes import is_system, known_names
 from playbooks.settings.plan import make_plan
 from tests.unit.settings.makers_node import decided, record
@@ -124,3 +125,11 @@ def test_node_settings_do_not_set_nccl() -> None:
     found = decided("nccl_p2p_level", node_settings={"enable": ["nccl_p2p_level"]})
     assert found["verdict"] == "refuse"
     assert "nccl_workloads" in found["why"]
+
+
+@pytest.mark.parametrize("name", ["sglang-v0.5", "a" * 64, "../x", "Sglang", "", "a b"])
+def test_the_plan_refuses_a_name_of_a_workload_that_the_roles_would(name) -> None:
+    assert workload(name)[0]["verdict"] == "refuse"
+    assert unwritable_workloads({name: {"settings": {"NCCL_ALGO": "Ring"}, "reason": "x", "expires": "2.33"}}) == [name]
+    assert workload("a_-" * 21)[0]["verdict"] == "apply"
+    assert not unwritable_workloads({"a_-" * 21: {"settings": {"NCCL_ALGO": "Ring"}, "reason": "x", "expires": "2.33"}})
