@@ -18,6 +18,16 @@ UNTOUCHED = "record_only"
 _MOST_WORDS = 400
 
 
+def ansible_environment() -> dict[str, str]:
+    """This process's environment, with what has Ansible run as this clone configures it."""
+    return {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "LC_ALL": "C.UTF-8",  # Ansible does not start under another encoding
+    }
+
+
 def require_nodes(inventory: str, limit: str, *, without: Iterable[str] = ()) -> tuple[str, ...]:
     """The nodes that an inventory and --limit name, outside the groups `without`; takes about a second.
 
@@ -30,13 +40,7 @@ def require_nodes(inventory: str, limit: str, *, without: Iterable[str] = ()) ->
     told = subprocess.run(
         [*command, *(["--limit", limit] if limit else [])],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
-            "ANSIBLE_NOCOLOR": "1",
-            "LC_ALL": "C.UTF-8",  # Ansible does not start under another encoding
-        },
+        env={**ansible_environment(), "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
-import secrets
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,12 @@ from invoke.context import Context
 from rich.table import Table
 
 from lanewise import talk
-from lanewise.errors import ExitCode, InputError, LanewiseError
-from lanewise.files import shown_path, writing
+from lanewise.errors import ExitCode, InputError
+from lanewise.files import shown_path
 from lanewise.verbs import verb
-from playbooks.nodes import require_nodes
+from playbooks.nodes import ROOT, require_nodes
+from playbooks.running import INVENTORY, new_folder, play
 from playbooks.settings.faults import FAILED, FAULT, OK, UNKNOWN, UNREACHABLE, told
-from playbooks.verbs import INVENTORY, ROOT, last_lines, run_playbook
 
 RESULTS = ROOT / "runs/verify"
 STEPS = ("config", "p2p", "copy", "rates", "allreduce", "engine")
@@ -45,26 +41,10 @@ def verify_node(
     if to not in STEPS:
         raise InputError(f"--to is {to!r}", expected=f"one of {', '.join(STEPS)}", todo="name one of these")
     require_nodes(inventory, limit)
-    folder = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-    log = folder / "ansible.log"
-    with writing(log):
-        folder.mkdir(parents=True)
-        log.touch()
-    talk.say(f"log: {shown_path(log)}")
+    folder = new_folder(RESULTS)
     extra = {"ladder_to": to, "ladder_folder": str(folder), **({"ladder_python": python} if python else {})}
-    command = [
-        *(sys.executable, "-m", "ansible", "playbook", str(ROOT / "playbooks/verify.yml")),
-        *("--inventory", str(Path(inventory).resolve()), "--extra-vars", json_module.dumps(extra)),
-        *(["--limit", limit] if limit else []),
-    ]
-    run_playbook(command, folder, log)
-    results = [json_module.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if not results:
-        raise LanewiseError(
-            f"ansible-playbook ended without a result for any node: {last_lines(log)}",
-            expected="nodes that the inventory and --limit name",
-            todo=f"see {shown_path(log)}, and ansible-inventory --graph",
-        )
+    expected = "nodes that the inventory and --limit name"
+    log, results = play("verify", inventory, limit, extra, folder=folder, expected=expected)
     if json:
         talk.put_json({"verb": "verify-node", "log": str(log), "results": results})
     else:

@@ -43,18 +43,24 @@ def find_sides(run: Run, name: str) -> list[Side]:
     plan = run.header.plan
     environments = [env.name for env in plan.environments]
     candidates = [candidate.name for candidate in plan.candidates]
-    environment, colon, candidate = name.partition(":")
-    if colon and environment in environments and candidate in candidates:
-        return [Side(environment=environment, candidate=candidate, run=run)]
-    if name in environments:
-        return [Side(environment=name, candidate=plan.baseline, run=run)]
-    if name in candidates:
-        return [Side(environment=env, candidate=name, run=run) for env in environments]
+    if found := find_arms(name, environments, candidates, plan.baseline):
+        return [Side(environment=environment, candidate=candidate, run=run) for environment, candidate in found]
     raise InputError(
         f"{run.path} holds nothing called {name!r}",
         expected=f"one of {', '.join(known_names(run))}, or environment:candidate",
         todo="name one of these, or another run with --run FILE",
     )
+
+
+def find_arms(name: str, environments: Sequence[str], arms: Sequence[str], baseline: str) -> list[tuple[str, str]]:
+    """Environment and arm of each that a name stands for: `environment:arm`, an environment (its baseline), or an arm
+    (in every environment); none where it is none of these."""
+    environment, colon, arm = name.partition(":")
+    if colon and environment in environments and arm in arms:
+        return [(environment, arm)]
+    if name in environments:
+        return [(name, baseline)]
+    return [(environment, name) for environment in environments] if name in arms else []
 
 
 def medians(side: Side, case: CaseKey, copy: int = 0) -> dict[int, Trial]:

@@ -151,22 +151,6 @@ def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:
     return report
 
 
-def newest_run() -> Run:
-    """The newest run file of this clone.
-
-    Raises:
-        InputError: there is none, or it cannot be read.
-    """
-    files = sorted(path for path in RUNS.glob("*.jsonl") if path.is_file())  # names begin with the time
-    if not files:
-        raise InputError(
-            f"there is no run file in {shown_path(RUNS)}/",
-            expected="one from an earlier run",
-            todo="./inv campaign makes one; or --run FILE",
-        )
-    return read_run(files[-1])
-
-
 def show(shown: RenderableType, run: Run) -> None:
     """Print comparisons, then what has no numbers, then what the columns mean."""
     talk.put(shown)

@@ -18,7 +18,8 @@ _OPTION = "[A-Za-z0-9_.]+"
 _NCCL_NAME = "NCCL_[A-Z0-9_]+"
 _NCCL_VALUE = r"[^\s]([^\r\n\0]*[^\s])?"
 """NCCL trims nothing: a blank at either end would become part of the value (src/misc/param.cc)."""
-_WORKLOAD = "[a-z0-9][a-z0-9_-]{0,62}"
+WORKLOAD = "[a-z0-9][a-z0-9_-]{0,62}"
+"""The name of a workload: it becomes a file's."""
 _VERSION = r"[0-9A-Za-z][0-9A-Za-z.+:~-]*[0-9][0-9A-Za-z.+:~-]*|[0-9]+"
 _UNPINNED = {"latest", "present", "*"}
 
@@ -55,7 +56,7 @@ def unwritable_workloads(workloads: Mapping[Any, Any]) -> list[str]:
         told = workload if isinstance(workload, Mapping) else {}
         settings = told.get("settings")
         texts = [told.get("reason"), told.get("expires")]
-        if not (_matches(_WORKLOAD, name) and isinstance(settings, Mapping) and all(map(_is_line, texts))):
+        if not (_matches(WORKLOAD, name) and isinstance(settings, Mapping) and all(map(_is_line, texts))):
             wrong.append(str(name))
         else:
             wrong += [f"{name}.{setting}" for setting in unwritable_nccl(settings)]

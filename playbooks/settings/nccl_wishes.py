@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from playbooks.filter_plugins.unwritable import WORKLOAD
 from playbooks.settings.catalogue import load_catalogue
 from playbooks.settings.known import Record, Unknown
 from playbooks.settings.wishes import Workload, near
@@ -22,7 +23,7 @@ SYSTEM_FILE = "/etc/nccl.conf"
 _PARAMETERS = Path(__file__).parents[2] / "tuning" / "nccl_params.tsv"
 _MOST = 1023
 """NCCL cuts values after so many characters (src/misc/param.cc)."""
-_WORKLOAD = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
+_WORKLOAD = re.compile(WORKLOAD)
 """As the roles nccl and container take it."""
 _RELEASE = re.compile(r"\d{1,3}\.\d{1,3}(\.\d{1,3})?", re.ASCII)
 _DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", re.ASCII)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, IncompleteRead
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lanewise.errors import InputError, LanewiseError, UnreachableError
+from lanewise.errors import InputError, LanewiseError
+from tuning.serving.exchange import in_time
 from tuning.serving.flight import MOST_REPLY, OK, Flight
 from tuning.serving.replies import message_of
 from tuning.serving.served import Answer, Failure, Load, Reason, Served
@@ -155,41 +155,17 @@ def _ask(
 ) -> tuple[int, bytes]:
     """One short exchange: status and body."""
     host, port = _host_and_port(url)
-    connection, deadline = HTTPConnection(host, port, timeout=timeout), time.monotonic() + timeout
-    overdue: threading.Timer | None = None
-    try:
-        connection.connect()
-        # By its socket: of a reply that ends with the connection, the connection forgets it before the body is read.
-        overdue = threading.Timer(timeout, _shut, (connection.sock,))
-        overdue.daemon = True
-        overdue.start()
+    connection = HTTPConnection(host, port, timeout=timeout)
+    with in_time(connection, f"{url}{path}", timeout) as read:
         if body is None:
             connection.request(method, path)
         else:
             connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
         with connection.getresponse() as response:
-            reply = response.read(MOST_REPLY)
-            if time.monotonic() >= deadline:  # shut by the timer, which looks like the end of a reply without length
-                raise TimeoutError("timed out")
+            reply = read(response, MOST_REPLY)
             if response.length:
                 raise IncompleteRead(reply, response.length)
             return response.status, reply
-    except (OSError, HTTPException, ValueError) as error:
-        raise UnreachableError(
-            f"{url}{path} gave no answer ({short(str(error)) if str(error) else type(error).__name__})",
-            expected=f"a server that answers within {timeout:g} s",
-            todo="see whether it still runs, and what its log says last",
-        ) from error
-    finally:
-        if overdue:
-            overdue.cancel()
-        connection.close()
-
-
-def _shut(sock: socket.socket) -> None:
-    """End any read on it: a server that sends a byte now and then must not be waited for without end."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _unexpected(where: str, status: int, body: bytes, expected: str) -> LanewiseError:

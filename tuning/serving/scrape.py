@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
-from lanewise.errors import InputError, LanewiseError, UnreachableError
+from lanewise.errors import InputError, LanewiseError
 from tuning.serving.counters import Metrics, parse_metrics
+from tuning.serving.exchange import in_time
 from tuning.workload import short
 
 _PATH = "/metrics"
@@ -84,35 +82,10 @@ def _get(address: Address, path: str, timeout: float) -> tuple[int, bytes]:
         )
     else:
         connection = HTTPConnection(address.host, address.port, timeout=timeout)
-    overdue: threading.Timer | None = None
-    deadline = time.monotonic() + timeout
-    try:
-        connection.connect()
-        # By its socket: of a reply that ends with the connection, the connection forgets it before the body is read.
-        overdue = threading.Timer(timeout, _shut, (connection.sock,))
-        overdue.daemon = True
-        overdue.start()
+    with in_time(connection, address.url, timeout) as read:
         connection.request("GET", path)
         with connection.getresponse() as response:
-            body = response.read(_MOST_PAGE)
-            if time.monotonic() >= deadline:  # shut by the timer, which looks like the end of a page without length
-                raise TimeoutError("timed out")
+            body = read(response, _MOST_PAGE)
             if response.length:
                 raise HTTPException(f"more than {_MOST_PAGE:,} bytes, or cut off")
             return response.status, body
-    except (OSError, HTTPException, ValueError) as error:
-        raise UnreachableError(
-            f"{address.url} gave no answer ({short(str(error)) if str(error) else type(error).__name__})",
-            expected=f"a server that answers within {timeout:g} s",
-            todo="see whether it still runs, and what its log says last",
-        ) from error
-    finally:
-        if overdue:
-            overdue.cancel()
-        connection.close()
-
-
-def _shut(sock: socket.socket) -> None:
-    """End any read on it: a server that sends a byte now and then must not be waited for without end."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from lanewise.errors import InputError
+from tuning.arms import find_arms
 from tuning.serving.records import Request, ServerStart, ServingTrial
 from tuning.serving.request import BASELINE
 from tuning.serving.runfile import ServingRun
@@ -92,13 +93,8 @@ def find_sides(run: ServingRun, name: str) -> list[ServingSide]:
     """
     plan = run.header.plan
     environments, arms = [env.name for env in plan.environments], [arm.name for arm in plan.arms]
-    environment, colon, arm = name.partition(":")
-    if colon and environment in environments and arm in arms:
-        return [ServingSide(environment=environment, arm=arm, run=run)]
-    if name in environments:
-        return [ServingSide(environment=name, arm=plan.baseline, run=run)]
-    if name in arms:
-        return [ServingSide(environment=env, arm=name, run=run) for env in environments]
+    if found := find_arms(name, environments, arms, plan.baseline):
+        return [ServingSide(environment=environment, arm=arm, run=run) for environment, arm in found]
     raise InputError(
         f"{run.path} holds nothing called {short(name)}",
         expected=f"one of {', '.join(known_names(run))}, or environment:arm",
