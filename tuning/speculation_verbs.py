@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from invoke.context import Context
 
 from lanewise import talk
-from lanewise.errors import ExitCode
+from lanewise.errors import ExitCode, InputError
 from lanewise.files import write_atomic
 from lanewise.verbs import verb
 from tuning import memory_view, speculation_view
@@ -18,13 +18,21 @@ from tuning.memory_model import Verdict, budget
 from tuning.memory_request import KV_BYTES, read_layout, read_weights
 from tuning.model_parts import find_gpu, shipped_models
 from tuning.model_parts import gpus as known_gpus
-from tuning.speculation_request import Asked, predict, question
+from tuning.serving import forecast_view
+from tuning.serving.forecast_request import AskedOfServers, predict_servers
+from tuning.speculation_request import Asked, Question, predict, question
 from tuning.speculation_svg import STEPS as PICTURE_STEPS
 from tuning.speculation_svg import svg as picture
 from tuning.speculation_table import slices
 
 _MODEL = f"{', '.join(shipped_models())}, or a config.json"
 _GPU = f"one of {', '.join(known_gpus())}"
+_DEFAULTS = Asked(
+    model="kimi-k2", gpu="rtx-pro-6000", gpus=8, draft_tokens=3, baseline="", with_speculation="", instead=(),
+    accept_length="", per_position="", allreduce=(), run="",
+)  # fmt: skip
+_ALSO_OF_SERVERS = ("accept_length", "run")
+"""Options of rates that go together with --servers."""
 
 
 @verb(
@@ -35,10 +43,13 @@ _GPU = f"one of {', '.join(known_gpus())}"
     accept_length="tokens a step, as 'accept len' in SGLang's decode lines: a number or a range",
     per_position="instead of it: cumulative acceptance of each position, as vLLM prints it, e.g. 0.849,0.574,0.319",
     allreduce="SIZE=US: latency of one allreduce in a CUDA graph, e.g. 43008=200-250 or 42KiB=22 (may be repeated)",
-    run="run file of ./inv bench-allreduce --engine cuda on that host: its baseline's latencies",
+    run="run file of ./inv bench-allreduce --engine cuda on that host; its baseline's latencies, or its backends'",
     model=_MODEL,
     gpu=_GPU,
     gpus="GPUs that work together",
+    servers="run file of ./inv bench-speculative: predict its servers from their baselines, instead of from rates",
+    drafting="another such run, whose speculation tells what drafting takes (default: what published hosts need)",
+    speculation="STEPS/TOPK/DRAFT-TOKENS to predict, e.g. 2/1/3 (may be repeated; default: those of --servers)",
     svg="write tokens per second against accept length, with the break-even, to this file",
     json="print as JSON",
 )
@@ -47,33 +58,60 @@ def predict_speculation(
     baseline: str = "",
     with_speculation: str = "",
     instead: list[str] | None = None,
-    draft_tokens: int = 3,
+    draft_tokens: int = _DEFAULTS.draft_tokens,
     accept_length: str = "",
     per_position: str = "",
     allreduce: list[str] | None = None,
     run: str = "",
-    model: str = "kimi-k2",
-    gpu: str = "rtx-pro-6000",
-    gpus: int = 8,
+    model: str = _DEFAULTS.model,
+    gpu: str = _DEFAULTS.gpu,
+    gpus: int = _DEFAULTS.gpus,
+    servers: str = "",
+    drafting: str = "",
+    speculation: list[str] | None = None,
     svg: str = "",
     json: bool = False,
 ) -> None:
     """Predict tokens per second with speculation; say what is known, what is free, and what would settle it."""
-    asked = question(
-        Asked(
-            model=model,
-            gpu=gpu,
-            gpus=gpus,
-            draft_tokens=draft_tokens,
-            baseline=baseline,
-            with_speculation=with_speculation,
-            instead=instead or (),
-            accept_length=accept_length,
-            per_position=per_position,
-            allreduce=allreduce or (),
-            run=run,
-        )
+    asked = Asked(
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        draft_tokens=draft_tokens,
+        baseline=baseline,
+        with_speculation=with_speculation,
+        instead=tuple(instead or ()),
+        accept_length=accept_length,
+        per_position=per_position,
+        allreduce=tuple(allreduce or ()),
+        run=run,
     )
+    of_servers = AskedOfServers(
+        servers=servers, run=run, drafting=drafting, speculations=speculation or (), accept_length=accept_length
+    )
+    if servers or drafting or speculation:
+        _put_servers(of_servers, asked, svg=svg, json=json)
+    else:
+        _put_rates(question(asked), svg=svg, json=json)
+
+
+def _put_servers(of_servers: AskedOfServers, asked: Asked, *, svg: str, json: bool) -> None:
+    others = [one.name for one in fields(Asked) if one.name not in _ALSO_OF_SERVERS]
+    given = [name for name in others if getattr(asked, name) != getattr(_DEFAULTS, name)] + ["svg"] * bool(svg)
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is given with --servers, --drafting or --speculation",
+            expected="of the others, with --servers: --drafting, --speculation, --run, --accept-length, --json",
+            todo="leave it out: all else is in the run file",
+        )
+    found = predict_servers(of_servers)
+    if json:
+        talk.put_json(forecast_view.document(found))
+    else:
+        talk.put(forecast_view.show(found))
+
+
+def _put_rates(asked: Question, *, svg: str, json: bool) -> None:
     prediction = predict(asked)
     if svg:
         # Over every accept length, also where one is given: the picture is about what it would be otherwise.

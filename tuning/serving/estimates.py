@@ -45,6 +45,17 @@ class Estimate:
         above = math.hypot(self.high - self.value, other.value - other.low)
         return Estimate(value=value, low=value - below, high=value + above)
 
+    def plus(self, other: Estimate) -> Estimate:
+        """The sum with an independent one; its interval as of `minus`."""
+        return self.minus(other.times(-1))
+
+    def times(self, factor: float) -> Estimate:
+        """The number times one that is known; a negative one turns the interval over."""
+        if self.low is None or self.high is None:
+            return Estimate(value=self.value * factor)
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Estimate(value=self.value * factor, low=low, high=high)
+
 
 def certain(value: float) -> Estimate:
     """A number that is known."""
