@@ -33,6 +33,7 @@ PLAN_LABEL = "lanewise.plan"
 _SECONDS_SILENT = 1800
 """A step says nothing while it copies; 10 GB from stage to stage take minutes on a slow disk."""
 _SECONDS_TO_LET_GO = 15
+_SECONDS_TO_BE_SURE = 2
 _LAST_LINES = 12
 _MOST_SHOWN = 200
 
@@ -226,38 +227,54 @@ def alone(key: str, cache: Path) -> Iterator[None]:
 
 def remove_leftovers(client: DockerClient) -> None:
     """Remove what killed runs left in the engine, of any plan: containers and stages whose process is gone."""
-    _remove(client, BUILD_LABEL)
+    _remove(client, [BUILD_LABEL])
 
 
-def remove_untagged(key: str, client: DockerClient) -> None:
+def remove_untagged(key: str, client: DockerClient, *, broken_off: bool = False) -> None:
     """Remove what this run made while it built a plan's image, beside a tagged one: stages, and images that failed.
 
     Only for whoever holds `alone(key)`. An earlier image of the same plan goes, too, once it has lost its tag.
+
+    Args:
+        key: of the plan.
+        client: the engine.
+        broken_off: whether the engine may still be at a step: it notices late that nobody listens, and keeps what the
+            step made. Then nothing has to be left for some time, not only at one moment.
     """
-    _remove(client, f"{BUILD_LABEL}={key}")
-    _remove(client, f"{PLAN_LABEL}={key}")
+    _remove(client, [f"{BUILD_LABEL}={key}", f"{PLAN_LABEL}={key}"], quiet=_SECONDS_TO_BE_SURE if broken_off else 0)
 
 
-def _remove(client: DockerClient, label: str) -> None:
-    """Remove untagged images with this label, and containers; the engine may need a moment to let go of them."""
+def _remove(client: DockerClient, labels: Sequence[str], *, quiet: float = 0) -> None:
+    """Remove untagged images with one of these labels, and containers, until none was left for `quiet` seconds.
+
+    The engine may need a moment to let go of them.
+    """
+    began = busy = time.monotonic()
+    while (now := time.monotonic()) < began + _SECONDS_TO_LET_GO:
+        found = [_remove_once(client, label) for label in labels]
+        if any(found):
+            busy = now
+        elif now >= busy + quiet:
+            return
+        time.sleep(0.2)
+
+
+def _remove_once(client: DockerClient, label: str) -> bool:
+    """Whether there was anything."""
     from docker.errors import DockerException  # noqa: PLC0415 - as in lanewise/engine.py
 
-    until = time.monotonic() + _SECONDS_TO_LET_GO
-    while time.monotonic() < until:
-        with asking("remove what is left of building"):
-            building = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
-            untagged = client.images.list(filters={"label": label, "dangling": True})
-        containers = [container for container in building if _is_ours(container.labels)]
-        images = [image for image in untagged if BUILD_LABEL not in image.labels or _is_ours(image.labels)]
-        if not (containers or images):
-            return
-        for container in containers:
-            with suppress(DockerException):
-                container.remove(force=True, v=True)
-        for image in images:
-            with suppress(DockerException):
-                client.images.remove(str(image.id))
-        time.sleep(0.2)
+    with asking("remove what is left of building"):
+        building = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+        untagged = client.images.list(filters={"label": label, "dangling": True})
+    containers = [container for container in building if _is_ours(container.labels)]
+    images = [image for image in untagged if BUILD_LABEL not in image.labels or _is_ours(image.labels)]
+    for container in containers:
+        with suppress(DockerException):
+            container.remove(force=True, v=True)
+    for image in images:
+        with suppress(DockerException):
+            client.images.remove(str(image.id))
+    return bool(containers or images)
 
 
 def _is_ours(labels: Mapping[str, str]) -> bool:

@@ -130,7 +130,7 @@ def make_image(
                 client.api.tag(image, name, tag)
         except BaseException:
             with suppress(LanewiseError):  # an engine that died: what happened first is what counts
-                remove_untagged(plan.key, client)
+                remove_untagged(plan.key, client, broken_off=True)
             raise
         remove_untagged(plan.key, client)
     return checked
