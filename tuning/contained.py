@@ -1,7 +1,7 @@
 """Runs one command in a container of an image and leaves no container behind, whatever happens to this process.
 
     python -I contained.py --image ID --python PATH [--gpus] [--set NAME=VALUE ...] [--file PATH ...]
-                           [--publish PORT] [--mount FOLDER ...] -- COMMAND ...
+                           [--publish PORT] [--mount FOLDER ...] [--scratch FOLDER] -- COMMAND ...
 
 COMMAND runs in the image, below a copy of supervisor.py, with its output on stdout and stderr; this ends with its exit
 code. Each --file is copied to /lanewise, --python is the image's own interpreter. The container has no network but
@@ -12,7 +12,8 @@ outside. For that the container is on the engine's default bridge, as `docker ru
 it can then reach out, and other containers of that bridge can reach it. The host's own network would give it every
 service that listens on this machine's loopback, and show the sockets of its ranks, which listen on all interfaces, to
 the whole network; no network but loopback would need a relay of our own beside what is measured. --mount lets it read
-a folder of this machine, at the same path.
+a folder of this machine, at the same path. --scratch lets it write to one: it is made here and removed with the
+container. Whoever the container's user is can write there, so the folder above it has to be private.
 
 Two lifelines hold. Standard input, where it is a pipe, is this process's: when it closes, the container is removed by
 force. The connection to the engine is the container's: when it breaks, because this process was killed, the engine
@@ -34,6 +35,7 @@ import platform
 import select
 import signal
 import stat
+import subprocess
 import sys
 import tarfile
 from contextlib import suppress
@@ -81,6 +83,9 @@ def main(arguments: list[str]) -> int:
     started = False
     try:
         client = docker.from_env()
+        if options.scratch:
+            options.scratch.mkdir()
+            options.scratch.chmod(0o777)  # what mkdir is told, the umask takes away
         container = _create(client, options)
         try:
             stream, code = _start(client, container)
@@ -91,6 +96,9 @@ def main(arguments: list[str]) -> int:
         finally:
             with suppress(APIError):  # 404 or 409: it is gone, or going
                 container.remove(force=True)
+            if options.scratch:
+                # Not shutil.rmtree, which gives up where a thousand folders lie in one another.
+                subprocess.run(["rm", "-rf", "--", options.scratch], check=False, stderr=subprocess.DEVNULL)
     except (DockerException, RequestException, OSError) as error:
         why = f"no container: {getattr(error, 'explanation', None) or error}"[:_MOST_WORDS]
         # As a worker reports that nothing can run here; one that has begun is not spoken for.
@@ -108,15 +116,20 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--file", action="append", default=[], type=Path)
     parser.add_argument("--publish", type=int)
     parser.add_argument("--mount", action="append", default=[])
+    parser.add_argument("--scratch", type=Path)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(arguments)
 
 
 def _create(client: DockerClient, options: argparse.Namespace) -> Container:
     """A container with the files in it, not yet started."""
-    from docker.types import DeviceRequest, LogConfig, Ulimit  # noqa: PLC0415
+    from docker.types import DeviceRequest, LogConfig, Mount, Ulimit  # noqa: PLC0415
 
     user = client.images.get(options.image).attrs["Config"].get("User") or ""
+    # Not `volumes`: for those an engine that does not see this file system makes empty folders on its own.
+    mounts = [Mount(folder, folder, type="bind", read_only=True) for folder in options.mount]
+    if options.scratch:
+        mounts.append(Mount(str(options.scratch), str(options.scratch), type="bind"))
     container = client.containers.create(
         options.image,
         entrypoint=[options.python, "-I", "-S", str(FOLDER / _SUPERVISOR.name), "--"],
@@ -128,7 +141,7 @@ def _create(client: DockerClient, options: argparse.Namespace) -> Container:
         stdin_open=True,  # with StdinOnce: closed as soon as the connection to this process ends
         auto_remove=True,
         **_reached(options.publish),
-        volumes={folder: {"bind": folder, "mode": "ro"} for folder in options.mount},
+        mounts=mounts,
         shm_size=_SHARED_MEMORY,
         # For GPUs only: NCCL may pin memory for network cards; an engine that may not raise it could start nothing.
         ulimits=[Ulimit(name="memlock", soft=-1, hard=-1)] if options.gpus else [],

@@ -34,6 +34,7 @@ def in_container(
     gpus: bool,
     publish: int = 0,
     mounts: Sequence[Path] = (),
+    scratch: Path | None = None,
 ) -> list[str]:
     """The argument vector that runs a command in a container of the environment's image.
 
@@ -46,6 +47,8 @@ def in_container(
         gpus: whether it is given all GPUs.
         publish: of a server: the port that it listens on, to be reached at the same port of this machine's loopback.
         mounts: folders of this machine that it may read, at the same paths.
+        scratch: a folder of this machine that it may write to, at the same path: made for it in a folder that is
+            private, and removed with the container.
     """
     options = ["--image", environment.image, "--python", environment.python, *(["--gpus"] if gpus else [])]
     for name, value in {**variables, "PYTHONDONTWRITEBYTECODE": "1"}.items():
@@ -55,6 +58,7 @@ def in_container(
     options += ["--publish", str(publish)] if publish else []
     for folder in mounts:
         options += ["--mount", str(folder)]
+    options += ["--scratch", str(scratch)] if scratch else []
     # -I: nothing of the user's Python environment decides whether the container is removed.
     return [sys.executable, "-I", str(_CONTAINED), *options, "--", *command]
 

@@ -111,7 +111,8 @@ def measure(
     """
     measuring = _Measuring(server, start, plan, prompts, examined, doing)
     trials = tuple(measuring.trial(concurrency, launch) for concurrency in start.arm.concurrencies)
-    return Measured(trials=trials, findings=tuple(dict.fromkeys(measuring.findings)), ended=measuring.ended)
+    findings = (*measuring.findings, *measuring.contradicted())
+    return Measured(trials=trials, findings=tuple(dict.fromkeys(findings)), ended=measuring.ended)
 
 
 class _Measuring:
@@ -133,6 +134,7 @@ class _Measuring:
         self._examined, self._doing = examined, doing
         self._timeout = plan.timeout + _SECONDS_A_TOKEN * plan.output_tokens
         self._has_metrics = True
+        self._counted_otherwise: list[str] = []
 
     def trial(self, concurrency: int, launch: str) -> ServingTrial:
         """One concurrency; where the server ended before, how."""
@@ -152,6 +154,14 @@ class _Measuring:
         except (ServerEnded, UnreachableError) as error:
             self.ended = error if isinstance(error, ServerEnded) else self._server.failure()
             return replace(trial, status=self.ended.status, reason=self.ended.reason)
+
+    def contradicted(self) -> Iterator[str]:
+        """That counters told another number of tokens than answers held: once, with the first of its waves."""
+        if waves := self._counted_otherwise:
+            yield (
+                f"in {len(waves)} wave{'s' * (len(waves) > 1)} the server's counters gained other tokens than its "
+                f"answers hold (first {waves[0]}): somebody else uses it, or one of the two is wrong"
+            )
 
     def _warm_up(self, concurrency: int) -> tuple[float, ...]:
         """Step times, ms, of the first prompts again and again, until two in a row are the same."""
@@ -257,10 +267,7 @@ class _Measuring:
             if gained.generation_tokens is None or gained.generation_tokens == expected:
                 return gained
             if gained.generation_tokens > expected or time.monotonic() > deadline:
-                self.findings.append(
-                    f"the server's counters gained {gained.generation_tokens:,.0f} tokens where its answers hold "
-                    f"{expected:,}: somebody else uses it, or one of the two is wrong"
-                )
+                self._counted_otherwise.append(f"{gained.generation_tokens:,.0f} where they hold {expected:,}")
                 return None
             time.sleep(_LOOK_SECONDS)
         return None

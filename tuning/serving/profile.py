@@ -6,6 +6,7 @@ that waits for another count as that kernel's time: an allreduce's time here hol
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import threading
@@ -13,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ _LOOK_SECONDS = 0.1
 _SHOWN = 40
 """Kernels that are kept: those that take longest; the rest is one entry."""
 REST = "(all others)"
+_TRACE = ".trace.json.gz"
+_MOST_FILES = 10_000
+"""Of the folder's that are looked at; a server writes one a rank."""
 _ALLREDUCE = re.compile(r"all_?reduce|cross_device_reduce|multimem_.*reduce|one_?shot|two_?shot", re.IGNORECASE)
 """Kernels that reduce over GPUs: NCCL's, SGLang's and vLLM's own, torch symmetric memory's, FlashInfer's."""
 
@@ -102,7 +106,7 @@ def take(url: str, folder: Path, load: Load, *, timeout: float, steps: int = STE
 
     Args:
         url: of the server, http://HOST:PORT.
-        folder: an empty one that the server can write to under the same path; traces are removed from it when read.
+        folder: an empty one that the server can write to under the same path. Traces stay in it, and are large.
         load: requests that are sent at once, long enough to decode all the while.
         timeout: seconds in all.
         steps: steps to watch.
@@ -129,8 +133,6 @@ def take(url: str, folder: Path, load: Load, *, timeout: float, steps: int = STE
     finally:
         over.set()
         busy.join(max(1.0, deadline - time.monotonic()))
-    for path in folder.glob("*.trace.json.gz"):
-        path.unlink(missing_ok=True)
     return summarise(kernels, concurrency=concurrency, steps=steps)
 
 
@@ -139,19 +141,28 @@ def _wait_for_kernels(folder: Path, deadline: float) -> list[Kernel]:
     size = -1
     problem: LanewiseError = LanewiseError(
         f"the server wrote no profile into {folder}",
-        expected="a trace a rank (*.trace.json.gz) after some decode steps",
+        expected=f"a trace a rank (*{_TRACE}) after some decode steps",
         todo="see its log: the profiler may be missing, or the folder not writable where the server runs",
     )
     while time.monotonic() < deadline:
-        found = sorted(folder.glob("*.trace.json.gz"), key=lambda path: ("TP-0" not in path.name, path.name))
-        before, size = size, found[0].stat().st_size if found else -1
+        before, (path, size) = size, _first_trace(folder)
         if size > 0 and size == before:
             try:
-                return read_kernels(found[0])
+                return read_kernels(path)
             except InputError as error:
                 problem = error
         time.sleep(_LOOK_SECONDS)
     raise problem
+
+
+def _first_trace(folder: Path) -> tuple[Path, int]:
+    """The first rank's trace and its size, -1 where there is none. The folder may hold anything: a server wrote it."""
+    with suppress(OSError), os.scandir(folder) as entries:  # the server may not have made it yet
+        names = [entry.name for entry in islice(entries, _MOST_FILES) if entry.name.endswith(_TRACE)]
+        if names:
+            path = folder / min(names, key=lambda name: ("TP-0" not in name, name))
+            return path, path.lstat().st_size
+    return folder, -1
 
 
 def summarise(kernels: Sequence[Kernel], *, concurrency: int, steps: int) -> Profile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,24 +50,16 @@ def profile_of(
         url: of the server; nothing else runs on its GPUs.
         start, plan, prompts: what it is, and what it was measured with.
         trials: what came of that.
-        folder: made for the traces, and removed.
+        folder: for the traces, which the server can write to under the same path; made where it is missing. It goes
+            with the server, which is to be stopped after this.
     """
-    if start.environment.image:
-        return _not("in an image the server has no folder in common with this machine")
     load = load_of(start.arm.spec, prompts[:CONCURRENCY], max_tokens=_tokens(plan, trials))
-    folder = folder.absolute()
     try:
         with writing(folder):
-            folder.mkdir(parents=True)
+            folder.mkdir(exist_ok=True)
         return Profiled(profile=take(url, folder, load, timeout=_MOST_SECONDS).to_dict())
     except LanewiseError as error:
-        return _not(error.what)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _not(why: str) -> Profiled:
-    return Profiled(findings=(f"not profiled: {why}",))
+        return Profiled(findings=(f"not profiled: {error.what}",))
 
 
 def _tokens(plan: ServingPlan, trials: Sequence[ServingTrial]) -> int:

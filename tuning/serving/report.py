@@ -161,7 +161,7 @@ def _numbers(one: _Compared) -> Iterator[Block]:
         )
         for row in found
     ]
-    yield Table(head=head, rows=tuple(rows), words=(0, 1, 9))
+    yield Table(head=head, rows=tuple(rows), words=(0, 1, 9)) if rows else Paragraph(text="Nothing has numbers.")
     for comparison in one.comparisons:
         yield Paragraph(text=f"{line(comparison.b.label)} against {line(comparison.a.label)}:")
         yield _compared(comparison)

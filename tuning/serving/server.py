@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -50,6 +49,7 @@ _GPU_SECONDS = 20.0
 _OWN_REQUEST = f'"GET {_HEALTH} '
 """In the access log: lines that only our looking makes are no sign of life."""
 _STUCK = "supervisor: could not kill"
+_SHARED = "shared"
 
 
 class Server:
@@ -61,7 +61,8 @@ class Server:
         variables: environment variables that were set for it, redacted.
         started: when, UTC.
         ready_seconds: from start to ready; None as long as it is not.
-        left_behind: what outlived `stop`, in words: a process stuck in the kernel, memory of a GPU that stays held.
+        left_behind: what outlived `stop`, in words: a process stuck in the kernel, memory of a GPU that stays held, a
+            folder that could not be removed.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Server:
         port: int,
         timeout: float,
         doing: Callable[[str], None],
+        shares: bool = False,
     ) -> Self:
         """Start a server; it is loading when this returns.
 
@@ -114,6 +116,7 @@ class Server:
             port: the HTTP port that `arguments` names.
             timeout: seconds without output, while it is not ready, after which it is given up.
             doing: told, about once a second, what it printed last.
+            shares: whether it is to write into `shared`.
 
         Raises:
             InputError: the interpreter or a model is missing, or the log cannot be written.
@@ -123,9 +126,16 @@ class Server:
             **CudaEngine().variables(SHARED_MEMORY), "PYTHONUNBUFFERED": "1", **environment.variables,
             **arguments.variables,
         }  # fmt: skip
-        command = server_command(environment, arguments.argv, variables=set_here, port=port)
+        scratch = new_scratch()[:1]
+        command = server_command(
+            environment,
+            arguments.argv,
+            variables=set_here,
+            port=port,
+            scratch=scratch[0] / _SHARED if shares else None,
+        )
         redact = Redactor({**os.environ, **set_here})
-        log, scratch = ServerLog(folder / "server.log", redact), new_scratch()[:1]
+        log = ServerLog(folder / "server.log", redact)
         others = set(SHARED_MEMORY.iterdir()) if SHARED_MEMORY.is_dir() else set()
         supervisor = start_supervised(
             command,
@@ -153,6 +163,14 @@ class Server:
     def alive(self) -> bool:
         """Whether it runs, and its log is kept."""
         return not self._stopped and self._supervisor.poll() is None and not self._log.problem
+
+    @property
+    def shared(self) -> Path:
+        """The folder that it can write to under the same path; it goes when the server ends.
+
+        In a container it is there where `start` was told so; on this machine who needs it makes it.
+        """
+        return self._scratch / _SHARED
 
     @property
     def line_count(self) -> int:
@@ -236,11 +254,13 @@ class Server:
             self._reader.join(_GONE_SECONDS)
             if self._supervisor.stdout and not self._reader.is_alive():
                 self._supervisor.stdout.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)  # gone already, unless the supervisor was killed
+            if self._scratch.exists():  # the supervisor was killed, or its rmtree gave up on what a server left there
+                subprocess.run(["rm", "-rf", "--", self._scratch], check=False, stderr=subprocess.DEVNULL)
             remove_segments(self._segments)
         held = holders_after(self._pids, seconds=_GPU_SECONDS)
         stuck = [line for line in self.lines() if line.startswith(_STUCK)]
-        self.left_behind = (*stuck, *map(str, held))
+        left = [f"the folder {self._scratch} could not be removed"] if self._scratch.exists() else []
+        self.left_behind = (*stuck, *map(str, held), *left)
 
     def _follow(self) -> None:
         """Read what it prints until it ends; the thread's body."""

@@ -18,7 +18,12 @@ _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - within the container, of which only one
 
 
 def server_command(
-    environment: Environment, argv: Sequence[str], *, variables: Mapping[str, str], port: int
+    environment: Environment,
+    argv: Sequence[str],
+    *,
+    variables: Mapping[str, str],
+    port: int,
+    scratch: Path | None = None,
 ) -> list[str]:
     """The argument vector that starts a server.
 
@@ -28,6 +33,7 @@ def server_command(
             hub's cache or fetches it. In an image only paths are allowed, and mounted there for reading.
         variables: of an image: what the server's environment holds beside the image's own.
         port: of an image: the HTTP port, the same inside and here.
+        scratch: of an image: the folder that it may write to, as `in_container` has it.
 
     Raises:
         InputError: a model or the interpreter is missing, or a model of an image is no path of this machine.
@@ -38,7 +44,16 @@ def server_command(
     if environment.image:
         mounts = list(dict.fromkeys(_mount(path) for path in models.values()))
         inside += ["--host", _ANY_ADDRESS]
-        return in_container(inside, environment, variables=variables, files=[], gpus=True, publish=port, mounts=mounts)
+        return in_container(
+            inside,
+            environment,
+            variables=variables,
+            files=[],
+            gpus=True,
+            publish=port,
+            mounts=mounts,
+            scratch=scratch,
+        )
     if not shutil.which(environment.python):
         raise InputError(
             f"environment {environment.name} has no Python at {environment.python}",

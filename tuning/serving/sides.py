@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lanewise.errors import InputError
@@ -86,20 +87,41 @@ def known_names(run: ServingRun) -> list[str]:
 
 def find_sides(run: ServingRun, name: str) -> list[ServingSide]:
     """The sides that a name stands for: an environment (its baseline), an arm (in every environment), or
-    `environment:arm`.
+    `environment:arm`. An arm may be named without its backend where the run has one only, and with "/" for "-".
 
     Raises:
         InputError: the run holds no such name.
     """
     plan = run.header.plan
     environments, arms = [env.name for env in plan.environments], [arm.name for arm in plan.arms]
-    if found := find_arms(name, environments, arms, plan.baseline):
+    found = find_arms(name, environments, arms, plan.baseline)
+    found = found or find_arms(_in_full(name, arms), environments, arms, plan.baseline)
+    if found:
         return [ServingSide(environment=environment, arm=arm, run=run) for environment, arm in found]
     raise InputError(
         f"{run.path} holds nothing called {short(name)}",
         expected=f"one of {', '.join(known_names(run))}, or environment:arm",
         todo="name one of these, or another run with --run FILE",
     )
+
+
+def _in_full(name: str, arms: Sequence[str]) -> str:
+    """An arm's own name in place of what stands for it alone; the same name where nothing does, or several do."""
+    environment, colon, asked = name.rpartition(":")
+    one_backend = len({arm.partition("/")[0] for arm in arms}) == 1
+    names = {arm: (arm, arm.partition("/")[2]) if one_backend else (arm,) for arm in arms}
+    meant = [arm for arm in arms if asked.replace("/", "-") in [name.replace("/", "-") for name in names[arm]]]
+    return f"{environment}{colon}{meant[0]}" if len(meant) == 1 else name
+
+
+def without_numbers(run: ServingRun) -> list[ServingTrial]:
+    """Trials without numbers; not those whose start was cut short, and has numbers since it was repeated."""
+    found = {_key(trial) for trial in run.trials if trial.ok}
+    return [trial for trial in run.trials if not trial.ok and _key(trial) not in found]
+
+
+def _key(trial: ServingTrial) -> tuple[str, str, int, int]:
+    return trial.environment, trial.arm, trial.concurrency, trial.repetition
 
 
 def step_ms(trial: ServingTrial) -> float:

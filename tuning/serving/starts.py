@@ -47,12 +47,14 @@ class Step:
         done, total: starts of the schedule that are over, and all of them.
         remark: what happened or is happening, in words.
         finished: whether a start just ended.
+        begun: whether this is the first step: from here on there is a run file.
     """
 
     done: int
     total: int
     remark: str
     finished: bool = False
+    begun: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +105,8 @@ class Starts:
         missing = [left for group in schedule if (left := tuple(filter(self._is_missing, group)))]
         self._total = sum(map(len, schedule))
         self._done = self._total - sum(map(len, missing))
-        if self._done:
-            self._tell(f"already there: {self._done} of {self._total} starts", finished=True)
+        there = f"already there: {self._done} of {self._total} starts" if self._done else "begins"
+        self._report(Step(done=self._done, total=self._total, remark=there, finished=self._done > 0, begun=True))
         began, turn_began, turn = time.monotonic(), time.monotonic(), -1
         for group in missing:
             if (repetition := group[0].repetition) != turn:
@@ -191,6 +193,7 @@ class Starts:
             port=ports.http,
             timeout=self._plan.timeout,
             doing=doing,
+            shares=self._profile,
         )
         return _Begun(start=start, server=stack.enter_context(server), launch=launch)
 
@@ -248,7 +251,7 @@ class Starts:
             self._plan,
             self._prompts,
             measured.trials,
-            folder=self._logs / begun.launch / "profile",
+            folder=begun.server.shared,
         )
 
     def _record(

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lanewise.talk import printable
 from tuning.serving.runfile import ServingRun
+from tuning.serving.sides import without_numbers
 from tuning.serving.summary import Row, findings, rows
 
 _MOST_FINDINGS = 20
@@ -18,7 +19,8 @@ _MOST_FINDINGS = 20
 
 def show(run: ServingRun) -> RenderableType:
     """The table, then what has no numbers, then what weakens those that there are."""
-    parts: list[RenderableType] = [_table(rows(run))]
+    found = rows(run)
+    parts: list[RenderableType] = [_table(found) if found else "nothing has numbers"]
     for heading, lines in (("without numbers", list(_failures(run))), ("findings", list(findings(run)))):
         if lines:
             more = [f"  ... and {len(lines) - _MOST_FINDINGS} more"] if len(lines) > _MOST_FINDINGS else []
@@ -60,10 +62,9 @@ def _text(value: float | None, form: str) -> str:
 
 
 def _failures(run: ServingRun) -> Iterator[str]:
-    for trial in run.trials:
-        if not trial.ok:
-            where = f"{trial.environment} {trial.arm} at {trial.concurrency}, start {trial.repetition + 1}"
-            yield f"{where}: {trial.status}: {trial.reason}"
+    for trial in without_numbers(run):
+        where = f"{trial.environment} {trial.arm} at {trial.concurrency}, start {trial.repetition + 1}"
+        yield f"{where}: {trial.status}: {trial.reason}"
 
 
 def document(run: ServingRun) -> dict[str, Any]:
@@ -80,8 +81,7 @@ def document(run: ServingRun) -> dict[str, Any]:
                 "status": trial.status,
                 "reason": trial.reason,
             }
-            for trial in run.trials
-            if not trial.ok
+            for trial in without_numbers(run)
         ],
         "findings": list(findings(run)),
     }

@@ -1,13 +1,16 @@
 """Reads the kernels of a profile: a Chrome trace (JSON, gzipped) as torch.profiler writes it, one event at a time.
 
-Memory stays bounded whatever the file holds: of an event only a kernel's name, begin and duration are kept.
+Memory and time stay bounded whatever the file holds: of an event only a kernel's name, begin and duration are kept.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +22,10 @@ from tuning.trial import is_number, is_text
 
 MOST_BYTES = 1 << 30
 """Of a trace's text: a hundred steps of a thousand kernels are 50 MB."""
+MOST_FILE_BYTES = 1 << 27
+"""Of the file as it is: gzip goes through members without any text, and zeros between them, as well."""
+MOST_EVENTS = 10_000_000
+"""An event of torch's takes a hundred bytes and more, so MOST_BYTES hold no more."""
 MOST_KERNELS = 2_000_000
 _MOST_EVENT, _MOST_HEAD, _CHUNK = 1 << 20, 1 << 20, 1 << 16
 _MOST_NAME = 140
@@ -40,10 +47,10 @@ def read_kernels(path: Path) -> list[Kernel]:
     """The kernels of a trace, by their begin.
 
     Raises:
-        InputError: it cannot be read, is no such trace, or is larger than one can be.
+        InputError: it cannot be read, is a link or another special file, no such trace, or larger than one can be.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        with gzip.open(io.BytesIO(_packed(path)), "rt", encoding="utf-8", errors="replace") as file:
             names: dict[str, str] = {}
             kernels = []
             for event in _events(file):
@@ -58,6 +65,20 @@ def read_kernels(path: Path) -> list[Kernel]:
             todo="take it again, of fewer steps",
         ) from error
     return sorted(kernels, key=lambda kernel: kernel.begin)
+
+
+def _packed(path: Path) -> bytes:
+    """The file as it is now: a server that nobody vouches for may have made it, and may go on writing to it."""
+    # Without O_NONBLOCK a pipe would be waited for until somebody writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_FILE_BYTES:
+            raise ValueError(f"no regular file of at most {MOST_FILE_BYTES:,} bytes")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(about.st_size)
+    finally:
+        os.close(handle)
 
 
 def _kernel(event: object, names: dict[str, str]) -> Kernel | None:
@@ -75,8 +96,11 @@ def _events(file: IO[str]) -> Iterator[Any]:
     """The entries of traceEvents, as they come."""
     reader = _Reader(file)
     reader.to_events()
-    while reader.next_is_event():
+    for _ in range(MOST_EVENTS):
+        if not reader.next_is_event():
+            return
         yield reader.event()
+    raise ValueError(f"more than {MOST_EVENTS:,} events")
 
 
 class _Reader:

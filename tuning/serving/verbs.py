@@ -26,6 +26,7 @@ from tuning.serving.plan import MARGIN, PROBE_ROWS, ServingPlan
 from tuning.serving.prepared import planned, prepare
 from tuning.serving.request import ServingRequest, make_plan, parse_flags
 from tuning.serving.runfile import ServingRun, read_serving_run
+from tuning.serving.sides import without_numbers
 from tuning.serving.spec import ServerSpec
 from tuning.serving.starts import Step
 from tuning.trial import Status
@@ -123,6 +124,12 @@ def bench_speculative(
             expected="at least one, as STEPS/TOPK/DRAFT-TOKENS",
             todo="say how the draft is used, e.g. --speculation 2/1/3, or leave it out",
         )
+    if resume and output:
+        raise InputError(
+            f"--output is {short(output)} beside --resume {short(resume)}",
+            expected="one of the two: a run that goes on stays in its own file",
+            todo="leave --output out, or --resume for a new run",
+        )
     if minutes < 0:
         raise InputError(f"--minutes is {minutes}", expected="0 or more", todo="correct it")
     server = ServerSpec(
@@ -165,9 +172,10 @@ def bench_speculative(
     with talk.track("preparing") as progress:
 
         def report(step: Step) -> None:
+            if step.begun:
+                talk.say(f"run file: {shown_path(path)}")
             progress.step(step.done, step.total, step.remark, lasting=step.finished)
 
-        talk.say(f"run file: {shown_path(path)}")
         if resume:
             run = campaign.resume_run(path, made, chosen, report, minutes=minutes, profile=profile)
         else:
@@ -183,7 +191,7 @@ def bench_speculative(
 def _exit_code(run: ServingRun) -> ExitCode | None:
     """FAILED where a server broke, or nothing has numbers. What cannot run here is an answer, not a failure."""
     harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
-    broken = any(trial.status not in harmless for trial in run.trials)
+    broken = any(trial.status not in harmless for trial in without_numbers(run))
     return ExitCode.FAILED if broken or not any(trial.ok for trial in run.trials) else None
 
 

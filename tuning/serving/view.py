@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +16,9 @@ from tuning.serving.attribution import Attribution
 from tuning.serving.comparison import Comparison, Row
 from tuning.serving.estimates import Estimate
 from tuning.serving.pays import Crossing
+from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
-from tuning.serving.sides import ServingSide
+from tuning.serving.sides import ServingSide, without_numbers
 from tuning.stats import Judgement, Outcome
 
 _STYLES: Mapping[Outcome, str] = {
@@ -98,11 +99,11 @@ def _acceptance_text(comparison: Comparison) -> str:
 
 def show(comparison: Comparison, attributions: Sequence[Attribution] = ()) -> RenderableType:
     """Headline, tables, where the difference comes from, what else differs, warnings, notes."""
-    lines: list[RenderableType] = [
-        Text(headline(comparison), style=_STYLES[comparison.overall.outcome]),
-        _steps(comparison),
-        Text(_how(comparison), style="dim"),
-    ]
+    lines: list[RenderableType] = [Text(headline(comparison), style=_STYLES[comparison.overall.outcome])]
+    if any(ms is not None for row in comparison.rows for ms in row.step_ms):
+        lines += [_steps(comparison), Text(_how(comparison), style="dim")]
+    else:
+        lines += [Text("neither has numbers")]
     if any(row.acceptance.b for row in comparison.rows):
         lines += ["", _paying(comparison.rows) if comparison.against_baseline else _speeds(comparison)]
     lines += _categories(comparison.rows)
@@ -272,16 +273,23 @@ def legend() -> Text:
 
 
 def failures(run: ServingRun) -> list[str]:
-    """What has no numbers, the same reason once."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for trial in run.trials:
-        if not trial.ok:
-            key = (f"{trial.environment}:{trial.arm}", str(trial.status), trial.reason)
-            groups.setdefault(key, []).append(f"{trial.concurrency}")
+    """What has no numbers, the same reason once, with the starts that it was."""
+    groups: dict[tuple[str, str, str], list[ServingTrial]] = {}
+    for trial in without_numbers(run):
+        groups.setdefault((f"{trial.environment}:{trial.arm}", trial.status, trial.reason), []).append(trial)
     return [
-        f"{label} at {', '.join(dict.fromkeys(numbers))}: {status}: {reason}"
-        for (label, status, reason), numbers in groups.items()
+        f"{label} at {_each({trial.concurrency for trial in trials})}, "
+        f"{_starts({trial.repetition + 1 for trial in trials})}: {status}: {reason}"
+        for (label, status, reason), trials in groups.items()
     ]
+
+
+def _starts(numbers: Collection[int]) -> str:
+    return f"start{'s' if len(numbers) > 1 else ''} {_each(numbers)}"
+
+
+def _each(numbers: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def show_failures(lines: Iterable[str]) -> RenderableType:

@@ -328,6 +328,8 @@ def write_traces(server: Fake, body: Mapping[str, Any]) -> None:
                 at += duration
     folder = Path(str(body.get("output_dir") or "."))
     folder.mkdir(parents=True, exist_ok=True)
+    if server.options.litter:
+        litter(folder)
     data, profile = gzip.compress(json.dumps({"traceEvents": events}).encode()), time.time()
     for rank in reversed(range(int(server.flags.get("tp-size", 1)))):
         with (folder / f"{profile}-TP-{rank}.trace.json.gz").open("wb") as file:
@@ -335,6 +337,17 @@ def write_traces(server: Fake, body: Mapping[str, Any]) -> None:
                 file.write(part)
                 file.flush()
                 time.sleep(server.options.trace_seconds / 2)
+
+
+def litter(folder: Path) -> None:
+    """What no profiler leaves: a link, a pipe, a strange name, more folders in one another than rmtree takes."""
+    (folder / "0-TP-0.trace.json.gz").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "1-TP-0.trace.json.gz")
+    (folder / "-rf \n\udcff\x1b[2J").mkdir()
+    os.chdir(folder)
+    for _ in range(1_500):
+        Path("x").mkdir()  # a path of all of them would be too long
+        os.chdir("x")
 
 
 def end(options: Options, log: Log) -> None:

@@ -78,6 +78,7 @@ class Options:
 
     profiler: bool = True  # whether /start_profile ends in a trace
     trace_seconds: float = 0.0  # how long a rank's trace is being written
+    litter: bool = False  # whether a hostile server leaves links, pipes and deep folders beside its traces
     counters: bool = True  # whether /metrics has them
     wrong_counts: int = 0  # added to every completion_tokens that a reply states
     half_close_after: int = 0  # tokens after which a stream ends without its end

@@ -52,6 +52,7 @@ def test_a_baseline_and_a_speculation_end_in_a_table_and_a_run_file(tmp_path: Pa
     assert float(speculation[7]) > 1.5, "the speed-up that the fake has"
     assert speculation[8].endswith("%"), "what as many starts would find"
     assert f"run file: {path}" in out
+    assert err.splitlines()[0] == f"run file: {path}"
     assert "[4/4]" in err
     assert len(read_serving_run(path).trials) == 4
 
@@ -64,6 +65,9 @@ def test_going_on_needs_the_same_options_again(tmp_path: Path, capsys: Any) -> N
     code, out, _ = call(*begun, "--resume", str(path), "--json", capsys=capsys)
     assert code == 0
     assert [row["starts"] for row in json.loads(out)["rows"]] == [1]
+    code, _, err = call(*begun, "--resume", str(path), "--output", str(tmp_path / "other.jsonl"), capsys=capsys)
+    assert code == 2
+    assert "other.jsonl' beside --resume" in err
     code, _, err = call(*begun, "--set", "LD_PRELOAD=/tmp/x.so", "--resume", str(path), capsys=capsys)
     assert code == 2
     assert "environments differ" in err
@@ -107,7 +111,20 @@ def test_what_cannot_be_is_refused_with_advice_before_anything_starts(
     assert said in err
     assert "expected:" in err
     assert "next:" in err
+    assert "run file:" not in err
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("model", "there"), [("/no/such/model", False), ("fake-model", True)])
+def test_a_run_that_cannot_begin_names_no_run_file(tmp_path: Path, capsys: Any, model: str, there: bool) -> None:
+    path = tmp_path / "r.jsonl"
+    if there:
+        path.touch()
+    words = [model if word == "fake-model" else word for word in where(tmp_path)]
+    code, out, err = call(*words, *FEW, "--output", str(path), capsys=capsys)
+    assert code == 2
+    assert not [line for line in (out + err).splitlines() if line.startswith("run file:")]
+    assert path.exists() is there
 
 
 @pytest.mark.parametrize(("words", "said"), [([], "no --model"), (["--model", "m"], "no environment is named")])
@@ -124,6 +141,8 @@ def test_a_server_that_breaks_ends_in_exit_code_1_and_its_cause_in_the_table(tmp
     assert code == 1
     assert "without numbers:" in out
     assert "default/baseline at 1, start 1: launch_failed:" in out
+    assert out.startswith("nothing has numbers\n")
+    assert "step ms" not in out, "no head of a table without rows"
 
 
 def test_two_interpreters_are_two_environments(tmp_path: Path, capsys: Any) -> None:

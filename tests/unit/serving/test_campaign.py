@@ -195,14 +195,19 @@ def test_starts_of_two_speeds_are_told(tmp_path: Path, model: str) -> None:
     assert any("the start decides" in finding for finding in findings(run))
 
 
-def test_a_profile_is_taken_of_every_server_after_its_passes(tmp_path: Path, model: str) -> None:
+def test_a_profile_is_taken_of_every_server_after_its_passes(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     plan, prompts = planned(tmp_path, model, speculations=("2/1/3",), together=2, fake={"calls": 6})
     run = start_run(plan, prompts, tmp_path / "r.jsonl", lambda step: None, command=["test"], profile=True)
     stored = read_serving_run(run.path).starts.values()
     profiles = [parse_profile(start.profile) for start in stored]
     assert [(one.concurrency, one.allreduces) for one in profiles if one] == [(1, 6)] * 2
     assert not [finding for start in stored for finding in start.findings if "profile" in finding]
-    assert not list((tmp_path / "r.logs").glob("*/profile")), "traces are large, and removed"
+    assert not list(scratch.iterdir()), "traces are large, and go with their server"
+    assert {path.name for path in (tmp_path / "r.logs").glob("*/*")} == {"server.log"}
 
 
 def test_a_profile_that_cannot_be_taken_is_a_finding_and_the_numbers_stay(

@@ -25,6 +25,7 @@ from tuning.serving.compare import compare_serving_names, serving_overview
 from tuning.serving.comparison import Comparison
 from tuning.serving.estimates import Estimate, certain, of_mean
 from tuning.serving.runfile import ServingRun
+from tuning.serving.sides import find_sides
 from tuning.serving.view import headline
 from tuning.stats import Outcome
 
@@ -400,6 +401,40 @@ def test_names_that_do_not_fit_are_refused(a: str, b: str, says: str) -> None:
     run = fake_serving_run(fake_serving_plan(), flat)
     with pytest.raises(InputError, match=says):
         compared(run, a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        ("baseline", "default/baseline"),
+        ("2/1/3", "default/2-1-3"),
+        ("2-1-3", "default/2-1-3"),
+        ("default/2/1/3", "default/2-1-3"),
+        ("default-2-1-3", "default/2-1-3"),
+        ("2/1/3@2.5", "default/2-1-3@2.5"),
+        ("host:2/1/3", "default/2-1-3"),
+        ("host", "default/baseline"),
+    ],
+)
+def test_an_arm_needs_no_backend_where_there_is_one_and_is_written_as_it_was_asked_for(name: str, arm: str) -> None:
+    simulated = fake_arm("default/2-1-3@2.5", speculation=SPECULATION, accept_length=2.5)
+    run = fake_serving_run(fake_serving_plan(BASELINE, EAGLE, simulated), flat)
+    assert [side.label for side in find_sides(run, name)] == [f"host:{arm}"]
+
+
+def test_an_arm_of_several_backends_needs_its_backend() -> None:
+    run = fake_serving_run(fake_serving_plan(BASELINE, EAGLE, OTHER), flat)
+    assert [side.arm for side in find_sides(run, "custom-baseline")] == ["custom/baseline"]
+    for name in ("baseline", "2/1/3", "host:baseline", "elsewhere:default/2/1/3"):
+        with pytest.raises(InputError, match="holds nothing called") as caught:
+            find_sides(run, name)
+        assert "host, default/baseline, default/2-1-3, custom/baseline, or environment:arm" in caught.value.expected
+
+
+def test_an_environment_goes_before_an_arm_without_its_backend() -> None:
+    run = fake_serving_run(fake_serving_plan(environments=("host", "2-1-3")), flat)
+    assert [side.label for side in find_sides(run, "2-1-3")] == ["2-1-3:default/baseline"]
+    assert [side.label for side in find_sides(run, "2/1/3")] == ["host:default/2-1-3", "2-1-3:default/2-1-3"]
 
 
 def test_an_environment_and_an_arm_do_not_go_together() -> None:

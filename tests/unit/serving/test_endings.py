@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tuning import serving
+from tuning.serving import flags
 from tuning.serving.endings import ending, findings, known
 from tuning.trial import Status
 
@@ -95,6 +97,11 @@ def test_each_ending_that_ships_has_a_proof_here_and_a_source() -> None:
     assert all(entry.says and entry.advice for entry in endings)
     document = yaml.safe_load(Path(serving.__file__).with_name("endings.yaml").read_text())
     assert all("source" in entry or "sign" in entry for part in document.values() for entry in part)
+
+
+def test_advice_names_no_flag_that_the_benchmark_sets_itself() -> None:
+    for entry in known()[0]:
+        assert not set(re.findall("--([a-z-]+)", entry.advice)) & set(flags._OURS), entry.name
 
 
 @pytest.mark.parametrize("name", PROOFS)

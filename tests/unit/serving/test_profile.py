@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import stat
+import subprocess
 import time
 import tracemalloc
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 from lanewise.errors import InputError, LanewiseError, UnreachableError
 from tests.unit.serving.servers import fake_server, free_port
+from tuning.serving import trace
 from tuning.serving.profile import REST, parse_profile, summarise, take
 from tuning.serving.prompts import Prompt
 from tuning.serving.served import Load
@@ -135,7 +139,41 @@ def test_a_fake_server_is_profiled(tmp_path: Path) -> None:
     assert profile.allreduce_ms == pytest.approx(0.6)
     assert profile.step_ms == pytest.approx(2.0)
     assert (profile.steps, profile.concurrency) == (7, 1)
-    assert list(out.iterdir()) == [], "traces are large, and removed"
+
+
+@pytest.mark.parametrize("special", ["link", "pipe", "folder", "socket", "huge"])
+def test_what_is_no_regular_file_of_such_a_size_is_not_even_read(tmp_path: Path, special: str) -> None:
+    whole = write(tmp_path / "whole.json.gz", '{"traceEvents": []}')
+    path = tmp_path / "0-TP-0.trace.json.gz"
+    if special == "link":
+        path.symlink_to(whole)
+    elif special == "pipe":
+        os.mkfifo(path)
+    elif special == "folder":
+        path.mkdir()
+    elif special == "socket":
+        os.mknod(path, stat.S_IFSOCK)
+    else:
+        path.write_bytes(whole.read_bytes())
+        os.truncate(path, 1 << 40)  # zeros, which gzip would go through one by one
+    assert read_kernels(whole) == []
+    with pytest.raises(InputError, match="cannot read the profile"):
+        read_kernels(path)
+
+
+def test_events_without_end_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "MOST_EVENTS", 100)
+    assert read_kernels(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 99 + "]}")) == []
+    with pytest.raises(InputError, match="more than 100 events"):
+        read_kernels(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 101 + "]}"))
+
+
+def test_what_a_hostile_server_leaves_beside_its_traces_is_told_and_nothing_hangs(tmp_path: Path) -> None:
+    out = tmp_path / "profile"
+    out.mkdir()
+    with fake_server(tmp_path, litter=True) as server, pytest.raises(InputError, match="cannot read the profile"):
+        take(server.url, out, LOAD, timeout=2)
+    subprocess.run(["rm", "-rf", "--", out], check=True)  # pytest's own removal does not take that many folders
 
 
 def test_a_trace_is_read_when_it_is_whole_however_long_a_rank_writes(tmp_path: Path) -> None:

@@ -94,11 +94,41 @@ def test_it_answers_and_nothing_of_it_lives_after_the_block(start: Starter, mark
     assert not server.alive()
     assert not [pid for pid in tree if Path(f"/proc/{pid}").exists()]
     assert server.left_behind == ()
+    assert not server.shared.parent.exists()
     kept = (start.folder / "run/server.log").read_text().splitlines()
     assert kept == server.lines(), "lines stay when it is gone"
     assert server.command[1:3] == ("-m", "sglang.launch_server")
     assert (server.variables["OWN"], server.variables["HF_TOKEN"]) == ("1", "<redacted>")
     server.stop()  # again: nothing happens
+
+
+def test_folders_in_one_another_are_removed_however_many(start: Starter) -> None:
+    with start() as server:
+        litter(server.shared)
+        scratch = server.shared.parent
+    assert not scratch.exists()
+    assert server.left_behind == ()
+
+
+def litter(folder: Path) -> None:
+    """More folders in one another than shutil.rmtree takes; by relative names, since no path is as long."""
+    folder.mkdir()
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("x", dir_fd=inner)
+        outer, inner = inner, os.open("x", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+
+
+def test_a_folder_that_cannot_be_removed_is_told(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start() as server:
+        scratch = server.shared.parent
+        litter(server.shared)
+        monkeypatch.setattr(server_module.subprocess, "run", lambda *_a, **_k: None)
+    assert server.left_behind == (f"the folder {scratch} could not be removed",)
+    monkeypatch.undo()
+    subprocess.run(["rm", "-rf", "--", scratch], check=True)
 
 
 def test_one_that_ignores_sigterm_is_killed(start: Starter) -> None:

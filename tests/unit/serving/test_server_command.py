@@ -25,8 +25,8 @@ HERE = Environment(name="here", python=sys.executable)
 IN_IMAGE = Environment(name="x", python="/opt/lanewise/bin/python3", image=ID)
 
 
-def command(environment: Environment, *argv: str) -> list[str]:
-    return server_command(environment, argv, variables={"A": "1"}, port=30_000)
+def command(environment: Environment, *argv: str, scratch: Path | None = None) -> list[str]:
+    return server_command(environment, argv, variables={"A": "1"}, port=30_000, scratch=scratch)
 
 
 def given(words: list[str], option: str) -> list[str]:
@@ -73,9 +73,43 @@ def test_a_published_server_is_on_loopback_only_and_may_load_what_it_compiles(mo
     assert made["ports"] == {"30000/tcp": ("127.0.0.1", 30_000)}
     assert made["network_mode"] == "bridge"
     assert made["tmpfs"] == {"/tmp": "mode=1777,exec"}
-    assert made["volumes"] == {"/models/a": {"bind": "/models/a", "mode": "ro"}}
+    assert made["mounts"] == [{"Target": "/models/a", "Source": "/models/a", "Type": "bind", "ReadOnly": True}]
     assert made["command"] == ["serve", "--port", "30000"], "its own options are not taken for ours"
     assert (made["cap_drop"], made["user"]) == (["ALL"], "65534:65534")
+
+
+def test_in_an_image_only_the_folder_that_is_asked_for_can_be_written_to(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    assert not given(command(IN_IMAGE, "--model-path", str(model)), "--scratch")
+    words = command(IN_IMAGE, "--model-path", str(model), scratch=tmp_path / "shared")
+    assert given(words, "--scratch") == [str(tmp_path / "shared")]
+    assert given(words, "--mount") == [str(model)]
+    assert "--scratch" not in command(HERE, scratch=tmp_path)
+
+
+def test_the_folder_that_can_be_written_to_is_there_as_long_as_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = FakeEngine({ID: FakeImage()}, [FakeContainer()])
+    shared = tmp_path / "shared"
+    modes = []
+
+    def serve(_stream: object) -> bool:
+        modes.append(shared.stat().st_mode & 0o7777)
+        assert not engine.made[0].removed
+        (shared / "sub").mkdir()
+        (shared / "sub/left").touch()
+        return True
+
+    monkeypatch.setattr(docker, "from_env", lambda: engine)
+    monkeypatch.setattr(contained, "_pass_on", serve)
+    options = ["--image", ID, "--python", "/py", "--mount", "/models/a", "--scratch", str(shared)]
+    assert contained.main([*options, "--", "serve"]) == 7
+    assert modes == [0o777], "whoever the container's user is"
+    written = [mount["Source"] for mount in engine.created["mounts"] if not mount["ReadOnly"]]
+    assert written == [str(shared)]
+    assert not shared.exists()
 
 
 @dataclass

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lanewise.errors import ExitCode
 from tests.unit.serving.test_serving_runfile import PASS, START, TRIAL, header
+from tuning.serving import verbs, view
 from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
 from tuning.serving.summary import findings, rows
@@ -51,6 +53,17 @@ def test_of_a_start_that_was_repeated_the_later_one_counts() -> None:
     assert (row.starts, row.step_ms, row.spread) == (1, 10.0, None)
 
 
+def test_a_failure_of_a_start_that_was_repeated_and_has_numbers_is_none() -> None:
+    failed = replace(
+        TRIAL, arm="default/baseline", passes=(), status=Status.LAUNCH_FAILED, reason="no memory", launch="a"
+    )
+    run = run_of(replace(failed, repetition=0), trial("default/baseline", 0, 10.0), replace(failed, repetition=1))
+    assert [failure["repetition"] for failure in document(run)["failures"]] == [1]
+    assert view.failures(run) == ["here:default/baseline at 1, start 2: launch_failed: no memory"]
+    assert verbs._exit_code(run) is ExitCode.FAILED
+    assert verbs._exit_code(replace(run, trials=run.trials[:2])) is None
+
+
 def test_starts_that_differ_while_their_passes_agree_are_told() -> None:
     apart = [trial("default/baseline", number, ms, ms * 1.001) for number, ms in enumerate((10.0, 13.0, 10.0))]
     assert any("the start decides: 10, 13" in finding for finding in findings(run_of(*apart)))
@@ -60,7 +73,7 @@ def test_starts_that_differ_while_their_passes_agree_are_told() -> None:
 
 
 def test_everything_is_shown_and_is_json() -> None:
-    failed = replace(TRIAL, passes=(), status=Status.CRASHED, reason="gone\x1b[2J")
+    failed = replace(TRIAL, repetition=3, passes=(), status=Status.CRASHED, reason="gone\x1b[2J")
     run = run_of(*BASELINE, *SPECULATION, failed)
     screen = Console(file=io.StringIO(), width=200)
     screen.print(show(run))

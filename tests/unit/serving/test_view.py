@@ -16,6 +16,7 @@ from rich.console import Console
 from tests.unit.makers import fake_plan, fake_run
 from tests.unit.serving.makers import SPECULATION, fake_arm, fake_serving_plan, fake_serving_run
 from tuning import bench, report_verbs, verbs
+from tuning.report_document import Paragraph, Table
 from tuning.report_html import html
 from tuning.report_markdown import markdown
 from tuning.runwriter import RunWriter
@@ -106,9 +107,19 @@ def test_failures_are_listed_once_a_reason() -> None:
         for t in run.trials
     )
     lost = replace(run, trials=trials)
-    assert view.failures(lost) == ["host:default/2-1-3 at 1, 2, 8: crashed: out of memory"]
+    assert view.failures(lost) == ["host:default/2-1-3 at 1, 2, 8, starts 1, 2, 3: crashed: out of memory"]
     assert text(lost)
     assert serving_report([lost]).sections
+
+
+def test_where_nothing_has_numbers_a_sentence_says_so_instead_of_a_table() -> None:
+    run = served()
+    lost = replace(run, trials=tuple(replace(t, status=Status.CRASHED, passes=(), reason="x") for t in run.trials))
+    assert "neither has numbers" in text(lost)
+    assert "step A, ms" not in text(lost)
+    blocks = [block for section in serving_report([lost]).sections for block in section.blocks]
+    assert Paragraph(text="Nothing has numbers.") in blocks
+    assert not [block for block in blocks if isinstance(block, Table) and not block.rows]
 
 
 def called(verb: object, *words: str, **options: object) -> int:
