@@ -18,6 +18,8 @@ FACTS = (
 """Facts of the plays and roles that a result is made of."""
 _OF_PLAN = re.compile(r"^.*The filter plugin 'node_plan' failed: ", re.DOTALL)
 """Ansible's words before those of our own."""
+_REFUSED = "refused: "
+"""By which plays say that a run was asked for wrongly, before anything was done (roles/node/tasks/asked.yml)."""
 _LINES = re.compile(r"\s*\n\s*(expected|next):\s*")
 _DIFF_LIMIT = 20_000
 """Characters of a task's difference that a result keeps; the run's log has all of it."""
@@ -43,7 +45,7 @@ class Gathered:
         facts: of FACTS, the newest of each.
         changes: changed tasks: `role`, `task` and `difference`, as Ansible would print it.
         trouble: the message of the task that failed; `task` names it.
-        malformed: whether that is what the inventory says, or the record: no plan could be made.
+        malformed: whether that is what the inventory says, what was asked for, or the record: no plan could be made.
         unreachable: whether the node did not answer.
     """
 
@@ -58,8 +60,9 @@ class Gathered:
         """A task failed; the first failure is the cause."""
         if not self.trouble:
             words = _OF_PLAN.sub("", said)
-            self.malformed = words != said
-            self.trouble, self.task = _LINES.sub(r"; \1: ", words) if self.malformed else said, task
+            of_plan = words != said
+            self.malformed = of_plan or said.startswith(_REFUSED)
+            self.trouble, self.task = _LINES.sub(r"; \1: ", words) if of_plan else said, task
 
     def change(self, role: str, task: str, difference: str) -> None:
         """A task changed something, or would."""

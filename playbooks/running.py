@@ -107,14 +107,19 @@ def _ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _follow(events: BinaryIO) -> None:
-    """Tell what nodes are at: a remark for each role that a node enters, and for each failure."""
+    """Tell what nodes are at: a remark for the preflight, for each role that a node enters, and for each failure."""
     at: dict[str, str] = {}
+    looked: set[str] = set()  # each role's preflight runs twice: before all roles, and with its own
     with talk.track("starting") as progress:
         for line in events:
             event = json.loads(line)
             node = event["node"]
             if "failed" in event:
                 progress.remark(f"{node}: failed")
+            elif event["phase"]:
+                if node not in looked:
+                    progress.remark(f"{node}: {event['phase']}")
+                looked.add(node)
             elif event["role"] and at.get(node) != event["role"]:
                 at[node] = event["role"]
                 progress.remark(f"{node}: {event['role']}")

@@ -55,7 +55,7 @@ def revert(
 
 
 def _extra(reboot_ok: bool, break_lease: bool) -> dict[str, bool]:
-    return {"reboot_ok": reboot_ok, "node_lease_break": break_lease}
+    return {"node_reboot_ok": reboot_ok, "node_lease_break": break_lease}
 
 
 def _play(name: str, limit: str, inventory: str, extra: dict[str, bool], *, check: bool, json: bool) -> ExitCode:

@@ -70,7 +70,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
 
     def v2_runner_on_start(self, host: Host, task: Task) -> None:
         """A node begins a step."""
-        self._tell(node=host.get_name(), task=task.get_name().strip(), role=_role(task))
+        self._tell(node=host.get_name(), task=task.get_name().strip(), role=_role(task), phase=_phase(task))
 
     def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
         """A step went well: keep its facts, and what it changed."""
@@ -126,6 +126,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
                 os.write(self._events, (json.dumps(event) + "\n").encode())
             except OSError:
                 self._events = None  # the reader is gone
+
+
+def _phase(task: Task) -> str:
+    return "preflight" if "preflight" in task.tags else ""
 
 
 def _role(task: Task) -> str:

@@ -19,9 +19,9 @@ from playbooks.settings import faults  # noqa: E402
 WORKER = "tuning/workers"
 
 
-def ladder_config(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The ladder's first step."""
-    return faults.config_step(plan)
+def ladder_config(plan: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The ladder's first step, from a node's plan and its record."""
+    return faults.config_step(plan, record)
 
 
 def ladder_worker(python: str) -> dict[str, str]:
@@ -36,9 +36,10 @@ def ladder_worker(python: str) -> dict[str, str]:
         raise AnsibleFilterError(f"cannot read {error.filename}: {error.strerror}; expected a whole clone") from error
 
 
-def ladder_result(node: str, read: Mapping[str, Any], climbed: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one node, by its name."""
-    return faults.verify_result(node, read, climbed, datetime.now(UTC).isoformat(timespec="seconds"))
+def ladder_result(node: str, read: Mapping[str, Any], climbed: Mapping[str, Any], *, untouched: bool) -> dict[str, Any]:
+    """The result of one node, by its name; `untouched`: it is one that is never changed from here."""
+    ended = datetime.now(UTC).isoformat(timespec="seconds")
+    return faults.verify_result(node, read, climbed, ended, untouched=untouched)
 
 
 def ladder_told(result: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ short_description: Take or release the lease of a node, so that one run works on
 description:
   - Says who holds the node instead of failing, so that the play can look whether that run is still alive.
   - Keeps the node record of before the first change, for revert to compare with.
+  - Fails where a document of ours on the node is damaged, so that this is known before anything is changed.
   - Never counts as a change.
 author: Lanewise
 attributes:
@@ -33,7 +34,7 @@ options:
     type: int
     required: true
   seconds:
-    description: How long the lease lasts, unless it is released before.
+    description: How long the lease lasts, unless it is released before; a day at most.
     type: int
     default: 3600
   dead:
@@ -64,7 +65,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 holder:
-  description: The other run that holds the node, or nothing.
+  description: >-
+    The other run that holds the node, or nothing. C(beyond) is whether its end is further away than any run could have
+    set it.
   type: dict
   returned: always
 record_before:
@@ -73,11 +76,13 @@ record_before:
   returned: when the lease was taken
 """
 
+import time  # noqa: E402
 from dataclasses import asdict  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402 - Ansible wants the documentation first
 from ansible.module_utils.lease import record_before, release, take  # noqa: E402
 from ansible.module_utils.node_files import DamagedError, NodeFileError  # noqa: E402
+from ansible.module_utils.own_documents import require_sound  # noqa: E402
 
 
 def main() -> None:
@@ -103,9 +108,10 @@ def main() -> None:
             module.exit_json(changed=False, holder={})
         holder = take(asked["root"], asked["controller"], asked["pid"], asked["seconds"], asked["dead"], write=write)
         if holder:
-            module.exit_json(changed=False, holder=asdict(holder))
+            module.exit_json(changed=False, holder={**asdict(holder), "beyond": holder.beyond(time.time())})
+        require_sound(asked["root"])
         before = record_before(asked["root"], asked["node_record"], write=write)
-    except DamagedError as error:
+    except (DamagedError, ValueError) as error:
         module.fail_json(msg=str(error))
     except (NodeFileError, OSError) as error:
         module.fail_json(

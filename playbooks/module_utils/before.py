@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .node_files import NodeFileError, read_document, remove_document, write_document
+from .node_files import damaged, read_document, remove_document, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "lanewise.before/1"
 DEFAULT = "/var/lib/lanewise/before.json"
+SECTIONS = ("registers", "values")
+LOST = "the way back: what registers and live values were before, so that revert leaves them as they are now"
 
 Entries = dict[str, dict[str, Any]]
 
@@ -31,9 +33,9 @@ def load(path: Path, section: str) -> Entries:
     Raises:
         NodeFileError: the file is not such a record.
     """
-    entries = read_document(path, SCHEMA).get(section, {})
+    entries = _read(path).get(section, {})
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise NodeFileError(f"{path}: {section!r} is damaged; restore the file, or move it away to start anew")
+        raise damaged(path, f"is damaged in {section!r}", LOST)
     return entries
 
 
@@ -46,7 +48,7 @@ def keep(path: Path, section: str, entries: Entries, root: str) -> None:
     known = load(path, section)
     new = {key: {**entry, **_origin(root)} for key, entry in entries.items() if key not in known}
     if new:
-        document = read_document(path, SCHEMA) or {"schema": SCHEMA}
+        document = _read(path) or {"schema": SCHEMA}
         write_document(path, {**document, section: {**known, **new}})
 
 
@@ -60,11 +62,15 @@ def drop(path: Path, section: str, keys: Collection[str]) -> None:
     left = {key: entry for key, entry in known.items() if key not in keys}
     if left == known:
         return
-    document = {**read_document(path, SCHEMA), section: left}
+    document = {**_read(path), section: left}
     if any(value for key, value in document.items() if key != "schema"):
         write_document(path, document)
     else:
         remove_document(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_document(path, SCHEMA, LOST)
 
 
 def _origin(root: str) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .node_files import NodeFileError, below, locked, read_document, remove_document, write_document
+from .node_files import below, damaged, locked, read_document, remove_document, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "lanewise.refreshed/1"
 RECORD = "/var/lib/lanewise/refreshed.json"
+LOST = "a way back: revert then leaves what commands made of our files (grub.cfg, initramfs, services, CDI)"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def refresh(root: str, items: Sequence[Item], run: Run | None, *, write: bool) -
         NodeFileError: the record, or a path, cannot be used.
     """
     path = below(root, RECORD)
-    if not write or not _due(items, _load(path)):
+    if not write or not _due(items, load(path)):
         return _refresh(root, path, items, run, write=False)
     with locked(path.parent):
         return _refresh(root, path, items, run, write=True)
@@ -88,7 +89,7 @@ def _due(items: Sequence[Item], known: dict[str, str]) -> list[Item]:
 
 
 def _refresh(root: str, path: Path, items: Sequence[Item], run: Run | None, *, write: bool) -> Outcome:
-    known, outcome = _load(path), Outcome()
+    known, outcome = load(path), Outcome()
     for item in _due(items, known):
         command = item.command if item.facts else item.undo
         if reason := _unable(root, item, command, run, ours=item.name in known):
@@ -142,10 +143,15 @@ def _make(root: str, stale: list[str], command: tuple[str, ...], run: Run | None
     return run(command) if run and command else ""
 
 
-def _load(path: Path) -> dict[str, str]:
-    done = read_document(path, SCHEMA).get("done", {})
+def load(path: Path) -> dict[str, str]:
+    """What was made on this node, name to the hash of its facts.
+
+    Raises:
+        NodeFileError: the file is not such a record.
+    """
+    done = read_document(path, SCHEMA, LOST).get("done", {})
     if not isinstance(done, dict):
-        raise NodeFileError(f"{path} is damaged; move it away to start anew")
+        raise damaged(path, "is damaged in 'done'", LOST)
     return done
 
 

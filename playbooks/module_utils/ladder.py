@@ -33,7 +33,7 @@ from .ladder_copy import copies
 from .ladder_cuda import Cuda
 from .ladder_places import places
 from .ladder_rates import rates
-from .ladder_smi import ask_nvidia_smi, p2p, users
+from .ladder_smi import NO_DEVICES, ask_nvidia_smi, p2p, users
 from .ladder_steps import FAULT, NAMES, NOT_APPLICABLE, NOT_RUN, UNKNOWN, Fault, Step, some
 from .node_record_pci import pci
 from .node_record_tree import Tree
@@ -83,7 +83,7 @@ class Ladder:
         self._asked = asked
         self._placed: list[Place | None] = []
         self._rungs: dict[str, Callable[[], Step]] = {
-            "p2p": lambda: p2p(asked.ask),
+            "p2p": self._p2p,
             "copy": self._copy,
             "rates": lambda: rates(self._placed, asked.open_cuda, asked.limits),
             "allreduce": lambda: allreduce(asked.python, asked.worker, len(self._placed)),
@@ -108,12 +108,12 @@ class Ladder:
 
     def _stop(self, below: Step) -> Step | None:
         """What all further steps come to without being tried, because of the last one; None: the next is tried."""
+        if below.name == "config" != self._asked.to and not self._has_driver():
+            return Step("", NOT_APPLICABLE, "no NVIDIA driver is loaded")
         if below.status == FAULT:
             return Step("", NOT_RUN, f"stopped at {below.name}")
         if below.name == self._asked.to:
             return Step("", NOT_RUN, f"asked for no more than {below.name}")
-        if below.name == "config":
-            return None if self._has_driver() else Step("", NOT_APPLICABLE, "no NVIDIA driver is loaded")
         if below.name == "copy" and below.status == UNKNOWN:
             return Step("", NOT_RUN, "it is not known whether copies arrive")
         if below.status == NOT_APPLICABLE or (below.name == "copy" and below.status == NOT_RUN):
@@ -122,6 +122,12 @@ class Ladder:
 
     def _has_driver(self) -> bool:
         return self._asked.root == "/" and any(map(os.path.exists, _DRIVER))
+
+    def _p2p(self) -> Step:
+        found = p2p(self._asked.ask)
+        if found.status == UNKNOWN and NO_DEVICES in found.reason and _bus_has_none():
+            return Step("p2p", NOT_APPLICABLE, "no NVIDIA GPU: neither nvidia-smi nor the PCI bus has one")
+        return found
 
     def _copy(self) -> Step:
         try:
@@ -144,10 +150,21 @@ class Ladder:
 
 def _placed(addresses: Sequence[str]) -> list[Place | None]:
     """Where this machine's GPUs sit, as far as the kernel shows them."""
+    found = places(_devices(), addresses)
+    return [found.get(address) for address in addresses]
+
+
+def _devices() -> list[dict[str, Any]]:
+    """The PCI functions of this machine, as far as the kernel shows them."""
     tree = Tree(None)
     devices = tree.ask("pci", pci, tree, None)
-    found = places(devices if isinstance(devices, list) else [], addresses)
-    return [found.get(address) for address in addresses]
+    return devices if isinstance(devices, list) else []
+
+
+def _bus_has_none() -> bool:
+    """Whether the kernel shows PCI functions and no NVIDIA GPU among them; one that only the driver misses is lost."""
+    kinds = {(device["vendor"], device["class"][:4]) for device in _devices()}
+    return bool(kinds) and ("0x10de", "0x03") not in kinds
 
 
 def climb(config: Step, asked: Asked) -> list[dict[str, Any]]:

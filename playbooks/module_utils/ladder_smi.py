@@ -29,6 +29,8 @@ CODES = {
     "DR": "P2P_DISABLED",
 }
 """Fault codes by the words of nvidia-smi's legend (NVML_P2P_STATUS_* in nvml.h); U, unknown, is none."""
+NO_DEVICES = "No devices were found"
+"""What nvidia-smi prints where the driver has no GPU; it ends with status 6 then (its manual, section Return Value)."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU[0-9]{1,3}")
 

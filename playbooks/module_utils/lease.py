@@ -22,6 +22,9 @@ STATE = "/var/lib/lanewise"
 LEASE = "lease.json"
 RECORD = "record-before.json"
 RECORD_SCHEMA = "lanewise.node-record/1"
+_LOST = "what the node was before the first change: revert then compares with nothing"
+LONGEST = 86400
+"""Seconds of the longest lease that a run may take: a day, where it asks for an hour (node_lease_seconds)."""
 _NEVER = 253402300800.0
 """The year 10000."""
 OURS = ("before.json", "owned.json", "power-before.json", "refreshed.json")
@@ -41,6 +44,13 @@ class Holder:
         """Whether this is that run itself."""
         return (self.controller, self.pid) == (controller, pid)
 
+    def beyond(self, now: float) -> bool:
+        """Whether it ends later than any run could have said, so that waiting for its end is no advice.
+
+        The document was made by something else, or the node's clock was set back; its run may be alive.
+        """
+        return self.until > now + LONGEST
+
 
 def take(root: str, controller: str, pid: int, seconds: float, over: list[int], *, write: bool) -> Holder | None:
     """Take the lease for a run; who holds it, where that is another run.
@@ -49,13 +59,18 @@ def take(root: str, controller: str, pid: int, seconds: float, over: list[int], 
         root: the node's file system.
         controller: user@host of the run.
         pid: its process there.
-        seconds: how long the lease lasts, unless it is released before.
+        seconds: how long the lease lasts, unless it is released before; at most LONGEST.
         over: processes on that controller that are known to be dead: their lease ends here. 0 stands for any holder.
         write: false asks only.
 
     Raises:
+        ValueError: no lease lasts so long.
         NodeFileError: the node's folder cannot be used.
     """
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(
+            f"a lease of {seconds:g} s; expected 1 to {LONGEST} s; next: correct node_lease_seconds in the inventory"
+        )
     path = below(root, f"{STATE}/{LEASE}")
     if not write:
         return _other(path, controller, pid, over)
@@ -92,7 +107,7 @@ def record_before(root: str, record: dict[str, Any], *, write: bool) -> dict[str
     """
     path = below(root, f"{STATE}/{RECORD}")
     if _anything_ours(path.parent):
-        return read_document(path, RECORD_SCHEMA)
+        return read_document(path, RECORD_SCHEMA, _LOST)
     if write and record:
         with locked(path.parent):
             write_document(path, record)
@@ -113,7 +128,7 @@ def _other(path: Path, controller: str, pid: int, over: list[int]) -> Holder | N
 
 def _holder(path: Path) -> Holder | None:
     try:
-        document = read_document(path, SCHEMA)
+        document = read_document(path, SCHEMA, "nothing")
         holder = Holder(
             str(document["controller"]), int(document["pid"]), float(document["since"]), float(document["until"])
         )

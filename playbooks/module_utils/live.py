@@ -118,7 +118,9 @@ def _recorded(path: Path, paths: list[str]) -> list[Value]:
     chosen = {name: entry for name, entry in entries.items() if not paths or name in paths}
     for name, entry in chosen.items():
         if not name.startswith(PLACES) or not isinstance(entry.get("value"), str):
-            raise NodeFileError(f"{path}: the entry {name!r} is damaged; restore the file, or remove the entry")
+            raise NodeFileError(
+                f"{path}: the entry {name!r} is damaged; restore the file, or remove the entry and with it its way back"
+            )
     return [Value(name, entry["value"]) for name, entry in reversed(chosen.items())]
 
 

@@ -132,8 +132,18 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_document(path: Path, schema: str) -> dict[str, Any]:
+def damaged(path: Path, why: str, lost: str) -> DamagedError:
+    """The error for a document that is not as we write it: `why` follows its name, `lost` is what goes with it."""
+    return DamagedError(f"{path} {why}; restore it, or move it away to start anew, which loses {lost}")
+
+
+def read_document(path: Path, schema: str, lost: str) -> dict[str, Any]:
     """A JSON document of ours, {} where there is none.
+
+    Args:
+        path: its place.
+        schema: what its "schema" has to be.
+        lost: what is lost without it, for the error.
 
     Raises:
         DamagedError: it is not such a document. It is never overwritten then: it may be all that knows the way back.
@@ -148,9 +158,9 @@ def read_document(path: Path, schema: str) -> dict[str, Any]:
     except OSError as error:
         raise NodeFileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} is damaged: {error}; restore it, or move it away to start anew") from error
+        raise damaged(path, f"is damaged: {error}", lost) from error
     if not isinstance(document, dict) or document.get("schema") != schema:
-        raise DamagedError(f"{path} is not a {schema} document; restore it, or move it away to start anew")
+        raise damaged(path, f"is not a {schema} document", lost)
     return document
 
 

@@ -20,6 +20,7 @@ from .node_files import (
     LIMIT,
     NodeFileError,
     below,
+    damaged,
     locked,
     read_document,
     remove_document,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 SCHEMA = "lanewise.owned/1"
 RECORD = "/var/lib/lanewise/owned.json"
 OWNER_TEXT = "Managed by Lanewise"
+LOST = (
+    "which files are ours: those that do not say so themselves, such as /etc/docker/daemon.json, are then taken for "
+    "another owner's, and revert leaves them"
+)
 
 
 @dataclass(frozen=True)
@@ -204,12 +209,21 @@ def _write(one: _Found) -> None:
         raise NodeFileError(f"cannot write {one.want.path}: {error.strerror}") from error
 
 
+def require_sound(root: str) -> None:
+    """Refuse a record that cannot be used.
+
+    Raises:
+        NodeFileError: the file is not such a record.
+    """
+    _load(below(root, RECORD))
+
+
 def _load(path: Path) -> _Record:
-    document = read_document(path, SCHEMA)
+    document = read_document(path, SCHEMA, LOST)
     files, folders = document.get("files", {}), document.get("folders", [])
     sound = isinstance(files, dict) and all(isinstance(hashes, list) for hashes in files.values())
     if not sound or not isinstance(folders, list) or not all(map(_is_path, [*files, *folders])):
-        raise NodeFileError(f"{path} is damaged; restore it, or move it away to start anew")
+        raise damaged(path, "is damaged in 'files' or 'folders'", LOST)
     return _Record(files, folders)
 
 

@@ -11,6 +11,8 @@ from playbooks.settings.node_class import NodeClass, Tree, redirecting_ports
 
 SHM_AT_LEAST = 1 << 30
 """Bytes: `--shm-size=1g`, as NCCL's user guide suggests ("Runtime and MPI issues", section "Shared memory")."""
+NO_DRIVER = "no NVIDIA driver"
+"""Why a check is skipped that only the driver could answer."""
 _CAUSES_OF_THROTTLE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 _LEFT_OUT_BY = ("nosmt", "maxcpus=", "nr_cpus=", "possible_cpus=")
 
@@ -127,7 +129,13 @@ def _aer(record: Record, tree: Tree, _: NodeClass) -> Found:
 _AER = ("correctable", "nonfatal", "fatal")
 
 
+def _driverless(record: Record) -> bool:
+    return record.get("driver.present") is False
+
+
 def _bar1(record: Record, tree: Tree, _: NodeClass) -> Found:
+    if _driverless(record):
+        return _skip(NO_DRIVER)
     gpus = record.listed("gpus")
     if isinstance(gpus, Unknown):
         return _unknown(gpus.reason)
@@ -228,6 +236,8 @@ def _shm(record: Record, _: Tree, __: NodeClass) -> Found:
 
 def _of_gpus(key: str, *, missing: str = "nvidia-smi does not tell it") -> Callable[[Record], list[Any] | Found]:
     def read(record: Record) -> list[Any] | Found:
+        if _driverless(record):
+            return _skip(NO_DRIVER)
         gpus = record.listed("gpus")
         if isinstance(gpus, Unknown):
             return _unknown(gpus.reason)
@@ -268,8 +278,8 @@ def _equal_power(record: Record, _: Tree, __: NodeClass) -> Found:
 
 
 def _open_modules(record: Record, _: Tree, __: NodeClass) -> Found:
-    if record.get("driver.present") is False:
-        return _skip("no NVIDIA driver")
+    if _driverless(record):
+        return _skip(NO_DRIVER)
     kind = record.get("driver.kernel_module")
     if not isinstance(kind, str):
         return _unknown(kind.reason if isinstance(kind, Unknown) else "the driver does not tell")

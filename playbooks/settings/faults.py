@@ -10,6 +10,11 @@ from typing import Any
 
 import yaml
 
+from playbooks.module_utils.ladder_steps import some
+from playbooks.settings.checks import NO_DRIVER
+from playbooks.settings.known import Record, read_record
+from playbooks.settings.node_class import Tree, pci_tree
+
 SCHEMA = "lanewise.node-verify/1"
 OK, FAULT, UNKNOWN, FAILED, UNREACHABLE = "ok", "fault", "unknown", "failed", "unreachable"
 """How verifying a node ended. Unknown: no fault, but a step could not be told."""
@@ -27,6 +32,7 @@ class FaultKind:
     Attributes:
         code: as steps report it.
         meaning, remedy: for people.
+        by_hand: the remedy on a node that is never changed from here; empty: it is the same.
         settings: ids of the catalogue that remedy it.
         cause: id in tuning/causes.yaml; empty: none is the same.
         source: URLs; of CONFIG_*, the setting has its own.
@@ -35,6 +41,7 @@ class FaultKind:
     code: str
     meaning: str
     remedy: str
+    by_hand: str
     settings: tuple[str, ...]
     cause: str
     source: tuple[str, ...]
@@ -54,6 +61,7 @@ def fault_kinds() -> Mapping[str, FaultKind]:
             code=code,
             meaning=entry["meaning"],
             remedy=entry["remedy"],
+            by_hand=entry.get("by_hand", ""),
             settings=tuple(entry.get("settings", [])),
             cause=entry.get("cause", ""),
             source=tuple(entry.get("source", [])),
@@ -62,10 +70,16 @@ def fault_kinds() -> Mapping[str, FaultKind]:
     }
 
 
-def config_step(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The ladder's first step, as module node_ladder takes it: whether what was decided is in force."""
+def config_step(plan: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The ladder's first step, as module node_ladder takes it: whether what was decided is in force.
+
+    Args:
+        plan: of the node.
+        document: its record.
+    """
     decisions = plan["decisions"]
-    faults = [fault for one in decisions if (fault := _fault(one)) is not None]
+    faults = _driver_missing(read_record(document), plan["roles"]["pcie"]["gpu_match"])
+    faults += [fault for one in decisions if (fault := _fault(one)) is not None]
     unread = [one for one in decisions if one["verdict"] in ("refuse", "unknown")]
     decisive = [one for one in unread if one["verdict"] == "refuse" or one["setting"] in _document()["decisive"]]
     later = [one for one in decisions if one["verdict"] == "apply" and one["now"] in _UNREADABLE]
@@ -74,6 +88,8 @@ def config_step(plan: Mapping[str, Any]) -> dict[str, Any]:
     evidence = [f"{counts['in_force']} settings in force, {counts['ok']} checks ok"]
     evidence += [f"not known: {one['setting']}: {one['why']}" for one in unread if one not in decisive]
     evidence += [f"cannot be read back: {one['setting']}: {one['now']}" for one in later]
+    if skipped := [one["setting"] for one in decisions if (one["verdict"], one["why"]) == ("skip", NO_DRIVER)]:
+        evidence.append(f"not checked, {NO_DRIVER}: {', '.join(skipped)}")
     if not any(counts.values()):
         reason = reason or "nothing could be checked"
     return {
@@ -83,6 +99,15 @@ def config_step(plan: Mapping[str, Any]) -> dict[str, Any]:
         "faults": faults,
         "evidence": evidence,
     }
+
+
+def _driver_missing(record: Record, gpu_match: Sequence[str]) -> list[dict[str, str]]:
+    """A fault where there are GPUs for this node's own use, and certainly no driver for them."""
+    tree = pci_tree(record, gpu_match)
+    if record.get("driver.present") is not False or not isinstance(tree, Tree):
+        return []
+    gpus = [gpu for gpu in tree.gpus if tree.devices[gpu].get("driver") != "vfio-pci"]
+    return [{"code": "DRIVER_MISSING", "where": some(gpus), "found": "no NVIDIA driver is loaded"}] if gpus else []
 
 
 def _fault(decision: Mapping[str, Any]) -> dict[str, str] | None:
@@ -102,7 +127,9 @@ def _fault(decision: Mapping[str, Any]) -> dict[str, str] | None:
     return {"code": "CONFIG_NOT_IN_FORCE", "where": decision["setting"], "found": found}
 
 
-def verify_result(node: str, read: Mapping[str, Any], climbed: Mapping[str, Any], ended: str) -> dict[str, Any]:
+def verify_result(
+    node: str, read: Mapping[str, Any], climbed: Mapping[str, Any], ended: str, *, untouched: bool
+) -> dict[str, Any]:
     """The result of one node.
 
     Args:
@@ -110,8 +137,9 @@ def verify_result(node: str, read: Mapping[str, Any], climbed: Mapping[str, Any]
         read: what module gpu_node_info returned, or Ansible in its place.
         climbed: the same of module node_ladder; empty where it was not run.
         ended: when, ISO 8601.
+        untouched: whether the node is one that is never changed from here, so that remedies are for a person.
     """
-    steps = [_explained(step) for step in climbed.get("steps", [])]
+    steps = [_explained(step, untouched=untouched) for step in climbed.get("steps", [])]
     last = climbed or read
     message = "" if steps else str(last.get("msg") or "it does not say why")
     return {
@@ -119,6 +147,7 @@ def verify_result(node: str, read: Mapping[str, Any], climbed: Mapping[str, Any]
         "node": node,
         "status": _status([step["status"] for step in steps], unreachable=bool(last.get("unreachable"))),
         "message": message,
+        "verified": [step["name"] for step in steps if step["status"] == OK],
         "steps": steps,
         "ended": ended,
     }
@@ -132,11 +161,13 @@ def _status(statuses: Sequence[str], *, unreachable: bool) -> str:
     return FAULT if FAULT in statuses else UNKNOWN if UNKNOWN in statuses else OK
 
 
-def _explained(step: Mapping[str, Any]) -> dict[str, Any]:
+def _explained(step: Mapping[str, Any], *, untouched: bool) -> dict[str, Any]:
     """A step with the meaning and the remedy of each of its faults."""
     kinds = fault_kinds()
     explained = [{**asdict(kinds[fault["code"]]), **fault} for fault in step["faults"]]
     for fault in explained:
+        by_hand = fault.pop("by_hand")
+        fault["remedy"] = by_hand if untouched and by_hand else fault["remedy"]
         if fault["code"].startswith("CONFIG_"):
             fault["settings"] = [fault["where"]]
     return {**step, "faults": explained}
@@ -144,18 +175,21 @@ def _explained(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def told(result: Mapping[str, Any]) -> list[str]:
     """What there is to say of a node's result beyond the status of each step: a line each."""
-    lines = [f"{result['status']}: {result['message']}"] if result["message"] else []
+    lines = [f"{result['status']}: {result['message']}"] if result["message"] else _verified(result)
     alike: dict[str, list[str]] = {}
     for step in result["steps"]:
         lines += [f"{step['name']}: {one['code']} {one['where']}: {one['found']}" for one in step["faults"]]
-        lines += [f"remedy: {kind.code}: {kind.remedy}{_settings(kind)}" for kind in _kinds(step)]
+        remedies = {fault["code"]: fault["remedy"] for fault in step["faults"]}
+        lines += [f"remedy: {code}: {remedy}{_settings(fault_kinds()[code])}" for code, remedy in remedies.items()]
         if step["reason"]:
             alike.setdefault(f"{step['status']}: {step['reason']}", []).append(step["name"])
     return [*lines, *(f"{', '.join(names)}: {why}" for why, names in alike.items())]
 
 
-def _kinds(step: Mapping[str, Any]) -> list[FaultKind]:
-    return [fault_kinds()[code] for code in dict.fromkeys(fault["code"] for fault in step["faults"])]
+def _verified(result: Mapping[str, Any]) -> list[str]:
+    """What the status is about, and what it says nothing of."""
+    rest = [step["name"] for step in result["steps"] if step["name"] not in result["verified"]]
+    return [f"verified: {', '.join(result['verified']) or 'nothing'}; not verified: {', '.join(rest) or 'nothing'}"]
 
 
 def _settings(kind: FaultKind) -> str:

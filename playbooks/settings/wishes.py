@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lanewise.errors import InputError
+from playbooks.filter_plugins.unwritable import unpinned_packages
 
 GPU_MATCH = ("10de:0302", "10de:0300")
 """NVIDIA's 3D controllers and VGA controllers, as vendor:class."""
@@ -78,7 +79,7 @@ def read_wishes(document: object) -> Wishes:
         gpu_match=_gpu_match(wishes.get("gpu_match")),
         nccl_system=_values(wishes.get("nccl_system"), "nccl_system"),
         nccl_workloads=_workloads(wishes.get("nccl_workloads")),
-        runtime_install=_values(wishes.get("runtime_install"), "runtime_install"),
+        runtime_install=_packages(wishes.get("runtime_install")),
     )
 
 
@@ -132,6 +133,14 @@ def _gpu_match(value: object) -> tuple[str, ...]:
     for one in found:
         if not _MATCH.fullmatch(one):
             raise _wrong(f"gpu_match has {one[:80]!r}", "vendor:class, 4 hexadecimal digits each, such as 10de:0302")
+    return found
+
+
+def _packages(value: object) -> Mapping[str, str]:
+    found = _values(value, "runtime_install")
+    for name in unpinned_packages(found):
+        what = f"runtime_install.{name} is {found[name][:80]!r}"
+        raise _wrong(what, "a package by name, and its exact version, as apt-cache madison PACKAGE lists them")
     return found
 
 

@@ -49,19 +49,22 @@ class Farm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._hosts: dict[str, dict[str, Any]] = {}
+        self._groups: dict[str, list[str]] = {}
         self._runs = 0
 
-    def add(self, name: str, **variables: Any) -> Path:
-        """A node, with variables of the inventory; its tree."""
+    def add(self, name: str, *, group: str = "ungrouped", **variables: Any) -> Path:
+        """A node of a group, with variables of the inventory; its tree."""
         root = node_tree(self.folder / name)
         local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "node_root": str(root)}
         self._hosts[name] = {**local, **variables}
+        self._groups.setdefault(group, []).append(name)
         return root
 
     def inventory(self) -> Path:
         """The inventory file."""
         path = self.folder / "hosts.yml"
-        path.write_text(yaml.safe_dump({"all": {"hosts": self._hosts}}))
+        groups = {group: {"hosts": dict.fromkeys(names)} for group, names in self._groups.items()}
+        path.write_text(yaml.safe_dump({"all": {"hosts": self._hosts, "children": groups}}))
         return path
 
     def environment(self, results: Path) -> dict[str, str]:

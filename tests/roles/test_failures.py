@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.roles.conftest import ROOT, Done, Farm
-from tests.roles.makers_tree import different, tree
+from tests.roles.makers_tree import Tree, different, tree
+from tests.unit.makers_node import write
 
 SETTINGS = {"enable": ["max_read_request"], "disable": ["persistence"], "values": {}}
 STUCK = "0000:43:00.0"
@@ -46,12 +47,12 @@ def lock_up(path: Path) -> None:
         os.chown(path, 0, 0)
 
 
-def hold(root: Path, controller: str, pid: int) -> None:
+def hold(root: Path, controller: str, pid: int, seconds: float = 600) -> None:
     """A lease that another run has taken."""
     lease = root / "var/lib/lanewise/lease.json"
     lease.parent.mkdir()
     now = time.time()
-    document = {"controller": controller, "pid": pid, "since": now, "until": now + 600}
+    document = {"controller": controller, "pid": pid, "since": now, "until": now + seconds}
     lease.write_text(json.dumps({"schema": "lanewise.lease/1", **document}))
 
 
@@ -69,6 +70,11 @@ def roots(farm: Farm) -> dict[str, Path]:
         "stuck": add("stuck", ansible_python_interpreter=stranger),
         "busy": add("busy"),
         "dead": add("dead"),
+        "overlong": add("overlong"),
+        "damaged-before": add("damaged-before"),
+        "damaged-refreshed": add("damaged-refreshed"),
+        "maybe": add("maybe", reboot_ok="maybe"),
+        "unpinned": add("unpinned", runtime_install={"docker.io": "latest"}),
         "refused": add("refused", node_settings={"enable": ["no_such_setting"], "disable": ["persistence"]}),
         "sudo": add(
             "sudo",
@@ -85,6 +91,9 @@ def roots(farm: Farm) -> dict[str, Path]:
         lock_up(path)
     lock_up((found["stuck"] / f"sys/bus/pci/devices/{STUCK}/config").resolve())
     hold(found["busy"], THIS, os.getpid())
+    hold(found["overlong"], "admin@elsewhere", 4242, seconds=1e9)
+    for name in ("before", "refreshed"):
+        write(found[f"damaged-{name}"], {f"var/lib/lanewise/{name}.json": "{not json"})
     hold(found["dead"], THIS, 2**22 + 1)  # above the largest pid that Linux gives
     return found
 
@@ -104,6 +113,11 @@ def result(done: Done, name: str) -> tuple[str, str]:
     return found["status"], found["message"]
 
 
+def beyond_our_folder(before: Tree, root: Path) -> list[str]:
+    """What is not as it was, but for what Lanewise keeps for itself."""
+    return [name for name in different(before, tree(root)) if not name.startswith("var/lib")]
+
+
 def test_the_healthy_node_is_done_whatever_happens_to_the_others(done: Done, roots: dict[str, Path]) -> None:
     assert done.code != 0
     assert result(done, "healthy") == ("pending reboot", "")
@@ -114,11 +128,24 @@ def test_every_node_has_a_result(done: Done, roots: dict[str, Path]) -> None:
     assert set(done.results) == set(roots)
 
 
-def test_a_foreign_file_is_refused_by_name_and_left(done: Done, roots: dict[str, Path]) -> None:
+def test_a_foreign_file_is_refused_by_name_before_anything_is_changed(
+    done: Done, roots: dict[str, Path], before: dict[str, Any]
+) -> None:
     status, message = result(done, "foreign")
     assert status == "failed"
     assert "not ours, so nothing was written: /etc/nccl.conf" in message
-    assert (roots["foreign"] / "etc/nccl.conf").read_text() == "NCCL_DEBUG=INFO\n"
+    assert beyond_our_folder(before["foreign"], roots["foreign"]) == []
+
+
+@pytest.mark.parametrize(("name", "lost"), [("before", "the way back"), ("refreshed", "a way back")])
+def test_a_damaged_document_of_ours_is_found_before_anything_is_changed(
+    done: Done, roots: dict[str, Path], before: dict[str, Any], name: str, lost: str
+) -> None:
+    status, message = result(done, f"damaged-{name}")
+    assert status == "failed"
+    assert f"/{name}.json is damaged" in message
+    assert f"which loses {lost}" in message
+    assert beyond_our_folder(before[f"damaged-{name}"], roots[f"damaged-{name}"]) == []
 
 
 def test_a_read_only_etc_is_named_and_nothing_of_ours_is_half_there(
@@ -127,8 +154,7 @@ def test_a_read_only_etc_is_named_and_nothing_of_ours_is_half_there(
     status, message = result(done, "readonly")
     assert status == "failed"
     assert "cannot write /etc/" in message
-    changed = different(before["readonly"], tree(roots["readonly"]))
-    assert [name for name in changed if not name.startswith("var/lib")] == []
+    assert beyond_our_folder(before["readonly"], roots["readonly"]) == []
 
 
 def test_a_register_that_cannot_be_written_is_named_and_all_others_are_set(done: Done, roots: dict[str, Path]) -> None:
@@ -148,6 +174,14 @@ def test_a_node_that_a_living_run_holds_is_refused_by_name(
     assert set(different(before["busy"], tree(roots["busy"]))) <= {"var/lib/lanewise/lock"}
 
 
+def test_a_lease_without_a_near_end_says_how_to_break_it(done: Done) -> None:
+    status, message = result(done, "overlong")
+    assert status == "failed"
+    assert "lease.json of overlong gives the node to admin@elsewhere, process 4242, until 20" in message
+    assert "-e node_lease_break=true" in message
+    assert "wait for it" not in message
+
+
 def test_the_lease_of_a_dead_run_is_taken_over(done: Done, roots: dict[str, Path]) -> None:
     assert result(done, "dead") == ("pending reboot", "")
     assert not (roots["dead"] / "var/lib/lanewise/lease.json").exists()
@@ -158,6 +192,31 @@ def test_what_the_plan_refuses_changes_nothing(done: Done, roots: dict[str, Path
     assert status == "refused"
     assert "no_such_setting" in message
     assert different(before["refused"], tree(roots["refused"])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("maybe", '"reboot_ok": "maybe"'), ("unpinned", "runtime_install.docker.io is 'latest'; expected: a package")],
+)
+def test_what_the_inventory_says_wrongly_is_refused_and_changes_nothing(
+    done: Done, roots: dict[str, Path], before: dict[str, Any], name: str, said: str
+) -> None:
+    status, message = result(done, name)
+    assert status == "refused"
+    assert said in message
+    assert different(before[name], tree(roots[name])) == []
+
+
+@pytest.mark.parametrize("playbook", ["provision", "revert"])
+@pytest.mark.usefixtures("done")
+def test_a_tag_that_nothing_has_is_refused_with_those_that_there_are(farm: Farm, playbook: str) -> None:
+    again = farm.play(f"playbooks/{playbook}.yml", "--limit", "healthy", "--tags", "pcie,nosuch", "--check")
+    assert again.code != 0
+    assert again.results["healthy"]["status"] == "refused"
+    told = again.results["healthy"]["message"]
+    assert (
+        "no tag nosuch; expected of all, runtime, kernel, pcie, gpu, nccl, container, preflight, apply, verify" in told
+    )
 
 
 def test_a_node_without_sudo_says_so(done: Done) -> None:

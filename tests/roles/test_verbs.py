@@ -53,6 +53,7 @@ def test_check_shows_a_table_and_the_reasons_and_ends_with_the_code_for_no(farm:
     assert "gpu-01  would change" in done.stdout
     assert "gpu-01: would set acs_redirect: on at 2 ports -> clear" in done.stdout
     assert "gpu-01: pcie" in done.stderr  # progress
+    assert done.stderr.count("gpu-01: preflight\n") == 1
     assert "Traceback" not in done.stderr
 
 
@@ -91,3 +92,10 @@ def test_interrupted_it_leaves_no_process_and_the_next_run_goes_on(farm: Farm) -
     done = call("provision", "--inventory", str(farm.inventory()))
     assert done.returncode == 0, done.stderr
     assert "pending reboot" in done.stdout
+
+
+def test_a_reboot_ok_that_is_neither_yes_nor_no_is_refused_whatever_the_option_says(farm: Farm) -> None:
+    farm.add("gpu-02", reboot_ok="maybe")
+    done = call("provision", "--check", "--inventory", str(farm.inventory()), "--limit", "gpu-02")
+    assert done.returncode == 2, done.stderr
+    assert 'gpu-02: refused: {"reboot_ok": "maybe"' in done.stdout

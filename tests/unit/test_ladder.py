@@ -321,6 +321,33 @@ def test_without_a_driver_nothing_above_is_applicable(
     assert all(step.reason.startswith(reason) for step in steps)
 
 
+def test_without_a_driver_that_is_the_reason_whatever_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert climb(monkeypatch, "fault", driver=False)["p2p"].reason == "no NVIDIA driver is loaded"
+    assert climb(monkeypatch, driver=False, to="config")["p2p"].reason == "asked for no more than config"
+
+
+@pytest.mark.parametrize(
+    ("bus", "status"),
+    [
+        ([device("0000:00:01.1", "pci0000:00", "root_port")], "not applicable"),
+        (behind_switches(), "unknown"),  # the driver has lost them
+        ([], "unknown"),
+    ],
+)
+def test_a_driver_without_a_gpu_has_nothing_to_verify(
+    monkeypatch: pytest.MonkeyPatch, bus: list[dict[str, Any]], status: str
+) -> None:
+    monkeypatch.setattr(ladder, "_devices", lambda: bus)
+    monkeypatch.setattr(ladder, "_DRIVER", ("/",))
+
+    def none(*_: str) -> str:
+        raise ValueError("nvidia-smi topo: status 6, No devices were found")
+
+    steps = Ladder(Asked(ask=none)).climb(Step("config", "ok"))
+    assert steps[1].status == status
+    assert ("no NVIDIA GPU" in steps[1].reason) == (status == "not applicable")
+
+
 def test_one_gpu_is_no_pass(cuda: pytest.MonkeyPatch) -> None:
     assert {step.status for step in list(climb(cuda, matrix=matrix(1)).values())[1:]} == {"not applicable"}
     cuda.setenv("FAKE_GPUS", "1")

@@ -79,6 +79,54 @@ def test_a_damaged_lease_holds_nobody_back(tmp_path: Path, text: str) -> None:
     assert held(tmp_path, ME) is None
 
 
+def test_an_end_that_no_run_could_have_set_holds_the_node_and_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run may be alive on a node whose clock was set back."""
+    path = tmp_path / "var/lib/lanewise/lease.json"
+    path.parent.mkdir(parents=True)
+    options = {"controller": "me@here", "pid": 10, "root": str(tmp_path)}
+    for ahead, beyond in ((lease.LONGEST - 60, False), (lease.LONGEST + 60, True)):
+        path.write_text(lasting(str(lease.time.time() + ahead)))
+        assert run_module("node_lease", capsys, **options)["holder"]["beyond"] is beyond
+    assert held(tmp_path, ME, over=(0,)) is None
+
+
+@pytest.mark.parametrize("seconds", [0, -1, lease.LONGEST + 1])
+def test_no_run_takes_a_lease_without_or_beyond_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: int
+) -> None:
+    options = {"controller": "me@here", "pid": 10, "root": str(tmp_path), "seconds": seconds}
+    assert "next: correct node_lease_seconds" in run_module("node_lease", capsys, **options)["msg"]
+    assert list(tmp_path.iterdir()) == []
+
+
+GARBAGE = "{not json"
+DOCUMENTS = {
+    "before.json": ("before", '"registers": []', "the way back"),
+    "refreshed.json": ("refreshed", '"done": []', "a way back"),
+    "owned.json": ("owned", '"files": []', "which files are ours"),
+    "power-before.json": ("none", '"0000:01:00.0": "x"', "the way back"),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_damaged_document_of_ours_is_found_with_the_lease_and_what_goes_with_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    kind, inside, lost = DOCUMENTS[name]
+    folder = tmp_path / "var/lib/lanewise"
+    folder.mkdir(parents=True)
+    for text in (GARBAGE, f'{{"schema": "lanewise.{kind}/1", {inside}}}'):
+        (folder / name).write_text(text)
+        options = {"controller": "me@here", "pid": 10, "root": str(tmp_path)}
+        said = run_module("node_lease", capsys, **options)["msg"]
+        assert f"/{name} " in said
+        assert f"restore it, or move it away to start anew, which loses {lost}" in said
+        assert "ansible_become" not in said
+        assert (folder / name).read_text() == text
+
+
 def test_the_record_of_before_is_kept_while_anything_is_ours(tmp_path: Path) -> None:
     later = {**RECORD, "host": {"hostname": "changed"}}
     assert record_before(str(tmp_path), RECORD, write=True) == RECORD
@@ -111,7 +159,7 @@ def test_the_module_never_counts_as_a_change_and_names_the_way_out(
     assert (done["changed"], done["holder"], done["record_before"]) == (False, {}, RECORD)
     assert run_module("node_lease", capsys, **{**options, "pid": 11})["holder"]["pid"] == 10
     folder = tmp_path / "var/lib/lanewise"
-    (folder / "owned.json").write_text("{}")
+    (folder / "owned.json").write_text('{"schema": "lanewise.owned/1"}')
     (folder / "record-before.json").write_text("damaged")
     said = run_module("node_lease", capsys, **options)["msg"]
     assert "is damaged" in said

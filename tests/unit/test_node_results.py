@@ -81,6 +81,12 @@ def test_malformed_wishes_are_told_without_ansibles_words_and_only_the_first_fai
     assert (other.trouble, other.malformed) == ("cannot\n  expected: x", False)
 
 
+def test_what_a_play_says_is_refused_before_it_reads_the_node_is_refused() -> None:
+    seen = Gathered()
+    seen.fail("Refuse tags that no task has", "refused: there is no tag nosuch; expected of all")
+    assert document("gpu-01", "revert", seen, check=False, ended="")["status"] == Status.REFUSED
+
+
 def test_a_long_difference_is_cut_and_says_so() -> None:
     seen = Gathered()
     seen.change("pcie", "files", "x" * 30_000)

@@ -131,3 +131,13 @@ def test_every_gpu_is_looked_at() -> None:
     node = record()
     node["gpus"][-1] = gpu(node["gpus"][-1]["address"], mig=True)
     assert decided("mig_off", node)["verdict"] == "fault"
+
+
+@pytest.mark.parametrize(
+    "setting", ["mig_off", "compute_mode", "throttle", "power_limits_equal", "bar1_size", "open_modules"]
+)
+def test_what_only_a_driver_tells_is_skipped_where_there_is_none(setting) -> None:
+    node = {**record(driver={"present": False, "version": None, "kernel_module": None}), "gpus": "unknown"}
+    found = decided(setting, node)
+    assert (found["verdict"], found["why"]) == ("skip", "no NVIDIA driver")
+    assert decided("mig_off", {**node, "driver": {"present": "unknown"}})["verdict"] == "unknown"

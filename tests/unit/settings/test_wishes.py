@@ -29,6 +29,9 @@ INVENTORY = Path(__file__).resolve().parents[3] / "inventory"
         ({"nccl_system": {"NCCL_DEBUG": "INFO\nNCCL_ALGO=Ring"}}, "nccl_system.NCCL_DEBUG"),
         ({"nccl_system": {"NCCL_DEBUG": "INFO "}}, "nccl_system.NCCL_DEBUG"),
         ({"node_virtualised": "no"}, "node_virtualised"),
+        ({"runtime_install": {"docker.io": "latest"}}, "runtime_install.docker.io is 'latest'"),
+        ({"runtime_install": {"docker.io": "28.*"}}, "runtime_install.docker.io"),
+        ({"runtime_install": {"docker.io=28": "28.0"}}, "runtime_install.docker.io=28"),
         ({"gpu_match": ["10de"]}, "gpu_match"),
         ({"gpu_match": "10de:0302"}, "gpu_match"),
         ({"nccl_workloads": {"w": {"setings": {}}}}, "nccl_workloads.w"),
@@ -48,6 +51,11 @@ def test_malformed_wishes_are_refused_by_name_with_what_was_expected(wishes, say
 @pytest.mark.parametrize("wishes", [None, {}, {"node_settings": None, "nccl_system": None, "node_virtualised": None}])
 def test_nothing_need_be_wished(wishes) -> None:
     assert read_wishes(wishes) == read_wishes({})
+
+
+def test_a_pinned_package_is_taken_as_it_is() -> None:
+    pinned = {"docker.io": "28.2.2-0ubuntu1~24.04.1", "nvidia-driver-595-open": "595.58.03-1ubuntu1"}
+    assert read_wishes({"runtime_install": pinned}).runtime_install == pinned
 
 
 def test_whole_numbers_become_text() -> None:
