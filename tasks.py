@@ -34,6 +34,7 @@ from tuning.provenance import ROOT, gpu_count, node_record
 from tuning.report_verbs import report
 from tuning.request import Request
 from tuning.serving.verbs import bench_speculative
+from tuning.serving.verbs import exit_code as servers_exit_code
 from tuning.serving.watch_verbs import watch
 from tuning.speculation_verbs import predict_memory, predict_speculation
 from tuning.topology_read import reference_names
@@ -139,7 +140,7 @@ def campaign(
     )
     if servers and not served:  # hours later, as a rule: people need not wait for the rest
         bench.finish_servers(served := start_servers(servers))
-    return bench.exit_code(run) or (bench.exit_code(served) if served else None)
+    return bench.exit_code(run) or (servers_exit_code(served) if served else None)
 
 
 def _compared() -> list[str]:

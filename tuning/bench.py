@@ -133,7 +133,7 @@ def finish_servers(run: ServingRun) -> None:
     talk.put(f"run file: {path}\nnext:     ./inv compare --run {path}")
 
 
-def exit_code(run: Run | ServingRun) -> ExitCode | None:
+def exit_code(run: Run) -> ExitCode | None:
     """FAILED where a candidate or server broke, or nothing has numbers. One that cannot run here is no failure."""
     harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
     broken = any(trial.status not in harmless for trial in run.trials)

@@ -122,7 +122,8 @@ def start_servers(servers: Servers) -> ServingRun:
     with talk.track("preparing") as progress:
 
         def report(step: Step) -> None:
+            if step.begun:
+                talk.say(f"run file: {shown_path(path)}")
             progress.step(step.done, step.total, step.remark, lasting=step.finished)
 
-        talk.say(f"run file: {shown_path(path)}")
         return start_run(servers.plan, servers.prompts, path, report, command=servers.command)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import stat
+import subprocess
 import tempfile
 import uuid
 from contextlib import suppress
@@ -62,9 +62,14 @@ def sweep_stale_scratch() -> list[Path]:
     for parent in scratch_parents():
         for folder in parent.glob("lanewise-*"):
             if is_scratch(folder) and _is_stale(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
                 removed.append(folder)
     return removed
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, whatever a launch left in it: shutil.rmtree gives up where a thousand lie in one another."""
+    subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def is_scratch(folder: Path) -> bool:

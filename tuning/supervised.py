@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO
 
+from tuning.scratch import remove
 from tuning.supervisor import kill_descendants
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -60,7 +60,7 @@ def run_supervised(
         supervisor.stdout.close()
         supervisor.stderr.close()
         for folder in scratch:  # gone already, unless the supervisor itself was killed
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
     return Ending.EXITED if alive else Ending.SILENT, code if code >= 0 else 128 - code
 
 

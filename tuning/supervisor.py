@@ -20,7 +20,6 @@ import ctypes
 import fcntl
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -73,8 +72,8 @@ def main(arguments: list[str]) -> int:
         code = 127
     finally:
         survivors = kill_descendants(os.getpid())
-        for folder in made:
-            shutil.rmtree(folder, ignore_errors=True)
+        if made:  # not shutil.rmtree, which gives up where a thousand folders lie in one another
+            subprocess.run(["rm", "-rf", "--", *made], check=False, stderr=subprocess.DEVNULL)
     if survivors:
         print(f"supervisor: could not kill {survivors}", file=sys.stderr, flush=True)  # noqa: T201
     return code

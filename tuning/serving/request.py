@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 
 from lanewise.errors import InputError
 from tuning.plan import Environment
-from tuning.serving.plan import MARGIN, MOST_REQUESTS, PROBE_ROWS, PromptChoice, ServingArm, ServingPlan, validate
+from tuning.serving.plan import (
+    MARGIN,
+    MOST_CONCURRENCY,
+    MOST_REQUESTS,
+    PROBE_ROWS,
+    PromptChoice,
+    ServingArm,
+    ServingPlan,
+    validate,
+)
 from tuning.serving.prompts import Prompt, PromptSet, load_prompts
 from tuning.serving.spec import ServerSpec, Speculation
 from tuning.workload import short
@@ -99,8 +108,7 @@ def _arms(request: ServingRequest) -> Iterable[ServingArm]:
             todo="name a speculation, or leave it out",
         )
     speculations = [_speculation(text, request) for text in request.speculations]
-    rows = {speculation.draft_tokens for _, speculation, _ in speculations}
-    probe_rows = tuple(sorted({*PROBE_ROWS, *rows})) if request.probe else ()
+    probe_rows = _probe_rows(request, [speculation for _, speculation, _ in speculations]) if request.probe else ()
     most = max([*request.concurrencies, *probe_rows], default=1)
     server = replace(request.server, max_running=request.server.max_running or most)
     for allreduce in request.allreduces or ("default",):
@@ -111,6 +119,12 @@ def _arms(request: ServingRequest) -> Iterable[ServingArm]:
             yield ServingArm(name=f"{allreduce}/{name}", spec=spec, concurrencies=request.concurrencies)
         if probe_rows:
             yield ServingArm(name=f"{allreduce}/{PROBE}", spec=plain, concurrencies=probe_rows)
+
+
+def _probe_rows(request: ServingRequest, speculations: Iterable[Speculation]) -> tuple[int, ...]:
+    """Requests at once that have as many rows as a verify pass of each speculation at each number of requests."""
+    rows = {each.draft_tokens * number for each in speculations for number in request.concurrencies}
+    return tuple(sorted({*PROBE_ROWS, *(number for number in rows if number <= MOST_CONCURRENCY)}))
 
 
 def _speculation(text: str, request: ServingRequest) -> tuple[str, Speculation, float]:

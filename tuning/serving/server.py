@@ -19,7 +19,7 @@ from lanewise.redact import Redactor, redact_environment
 from tuning.containers import GRACE_SECONDS
 from tuning.engines import CudaEngine
 from tuning.plan import Environment
-from tuning.scratch import new_scratch
+from tuning.scratch import new_scratch, remove
 from tuning.serving.container_tree import ContainerTree
 from tuning.serving.flags import Arguments
 from tuning.serving.gpus import holders_after
@@ -254,8 +254,7 @@ class Server:
             self._reader.join(_GONE_SECONDS)
             if self._supervisor.stdout and not self._reader.is_alive():
                 self._supervisor.stdout.close()
-            if self._scratch.exists():  # the supervisor was killed, or its rmtree gave up on what a server left there
-                subprocess.run(["rm", "-rf", "--", self._scratch], check=False, stderr=subprocess.DEVNULL)
+            remove(self._scratch)  # gone already, unless the supervisor was killed
             remove_segments(self._segments)
         held = holders_after(self._pids, seconds=_GPU_SECONDS)
         stuck = [line for line in self.lines() if line.startswith(_STUCK)]

@@ -185,10 +185,10 @@ def bench_speculative(
     else:
         talk.put(summary_view.show(run))
         talk.put(f"\nrun file: {shown_path(run.path)}")
-    return _exit_code(run)
+    return exit_code(run)
 
 
-def _exit_code(run: ServingRun) -> ExitCode | None:
+def exit_code(run: ServingRun) -> ExitCode | None:
     """FAILED where a server broke, or nothing has numbers. What cannot run here is an answer, not a failure."""
     harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
     broken = any(trial.status not in harmless for trial in without_numbers(run))

@@ -38,8 +38,8 @@ def test_each_backend_has_a_baseline_all_speculations_and_the_probe() -> None:
     assert plan.arm("nccl/2-1-3").spec.allreduce == "nccl"
     assert plan.arm("nccl/2-1-3").spec.accept_length == 0
     assert plan.arm("nccl/7-1-8@3.7").spec.accept_length == 3.7
-    assert plan.arm("nccl/probe").concurrencies == (1, 2, 3, 4, 8), "rows of every verify pass"
-    assert {arm.spec.max_running for arm in plan.arms} == {16}
+    assert plan.arm("nccl/probe").concurrencies == (1, 2, 3, 4, 8, 48), "rows of every verify pass up to 64"
+    assert {arm.spec.max_running for arm in plan.arms} == {48}
 
 
 def test_the_baseline_simulates_no_acceptance() -> None:
