@@ -124,8 +124,8 @@ def litter(folder: Path) -> None:
 def test_a_folder_that_cannot_be_removed_is_told(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     with start() as server:
         scratch = server.shared.parent
-        litter(server.shared)
-        monkeypatch.setattr(server_module.subprocess, "run", lambda *_a, **_k: None)
+        server._supervisor.kill()  # which would remove it
+        monkeypatch.setattr(server_module, "remove", lambda _folder: None)
     assert server.left_behind == (f"the folder {scratch} could not be removed",)
     monkeypatch.undo()
     subprocess.run(["rm", "-rf", "--", scratch], check=True)
