@@ -139,20 +139,21 @@ def test_a_run_file_that_somebody_takes_away_is_rescued(tmp_path: Path, harm: st
     assert len(read_run(path.with_name("r.jsonl.rescued")).trials) >= 2 * 3 * 2
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stopped", ["supervisor", "harness"])
 def test_a_stopped_process_neither_hangs_nor_blames_an_arm(tmp_path: Path, stopped: str) -> None:
     path = tmp_path / "r.jsonl"
-    arguments = ["--launches", "3", "--timeout", "4", "--output", str(path)]
+    arguments = ["--launches", "3", "--timeout", "10", "--output", str(path)]  # a busy machine is silent, too
     harness = inv("bench-allreduce", *OPTIONS[:-4], "--rounds", "40", "--samples", "4", *arguments)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and not (ranks := [m for m in marked(str(tmp_path)) if "supervisor.py" in m]):
         time.sleep(0.01)
     pid = int(ranks[-1].split(":")[0]) if stopped == "supervisor" else harness.pid
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(6)
+    time.sleep(12)
     if stopped == "harness":
         os.kill(pid, signal.SIGCONT)
-    _, talk = harness.communicate(timeout=100)
+    _, talk = harness.communicate(timeout=200)
     assert harness.returncode == 0, talk
     assert {trial.status for trial in read_run(path).trials} == {Status.OK}
 
