@@ -114,10 +114,12 @@ def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comp
     if run_a.path != run_b.path:
         return [compare(sides_a[0], sides_b[0], cases) for cases in slices]
     if len(sides_a) != len(sides_b):
+        one, several = (name_a, name_b) if len(sides_a) == 1 else (name_b, name_a)
+        a, b = next((a, b) for a in sides_a for b in sides_b if a.label != b.label)
         raise InputError(
-            f"{name_a!r} and {name_b!r} are a candidate and an environment",
+            f"{one!r} is one candidate in one environment, {several!r} a candidate in every environment",
             expected="two candidates, or two environments, or environment:candidate twice",
-            todo=f"say, for example, {sides_a[0].label} {sides_b[0].label}",
+            todo=f"say, for example, {a.label} {b.label}",
         )
     return [compare(a, b, cases) for a, b in zip(sides_a, sides_b, strict=True) for cases in slices]
 

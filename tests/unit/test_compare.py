@@ -158,7 +158,7 @@ def test_predicted_and_meaningless_times_are_refused(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [("ring", "nothing", "nothing called 'nothing'"), ("ring", "ring", "both sides"),
-     ("cu128", "ring", "a candidate and"), ("cu128:nothing", "ring", "nothing called"),
+     ("cu128", "ring", "one candidate in one environment"), ("cu128:nothing", "ring", "nothing called"),
      ("nowhere:ring", "ring", "nothing called")],
 )  # fmt: skip
 def test_names_that_do_not_fit_are_refused_with_the_known_ones(a: str, b: str, says: str) -> None:
