@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lanewise import talk
 from lanewise.errors import InputError
-from lanewise.files import shown_path
 from tuning import bench
 from tuning.campaign import new_run_path
 from tuning.plan import Environment
@@ -19,7 +18,7 @@ from tuning.serving.prompts import Prompt
 from tuning.serving.request import ServingRequest, make_plan
 from tuning.serving.runfile import ServingRun
 from tuning.serving.spec import ServerSpec
-from tuning.serving.starts import Step
+from tuning.serving.verbs import reported
 from tuning.workload import short
 
 SPECULATIONS = ("2/1/3", "3/1/4")
@@ -95,7 +94,8 @@ def plan_servers(
             seed=seed,
         )
     )
-    prepare(plan)
+    with talk.track("preparing") as progress:
+        prepare(plan, progress.remark)
     beside = Path(output).with_name(f"{Path(output).stem}-{plan.benchmark}.jsonl") if output else None
     if beside and beside.exists():
         raise InputError(f"run file {beside} exists", expected="a new path", todo="name another with --output")
@@ -119,11 +119,5 @@ def start_servers(servers: Servers) -> ServingRun:
         InputError, LanewiseError: as `tuning.serving.campaign.start_run`.
     """
     path = Path(servers.output) if servers.output else new_run_path(bench.RUNS, servers.plan.benchmark)
-    with talk.track("preparing") as progress:
-
-        def report(step: Step) -> None:
-            if step.begun:
-                talk.say(f"run file: {shown_path(path)}")
-            progress.step(step.done, step.total, step.remark, lasting=step.finished)
-
+    with reported(path) as report:
         return start_run(servers.plan, servers.prompts, path, report, command=servers.command)

@@ -27,8 +27,10 @@ from tuning.serving.runfile import ServingRun
 from tuning.speculation_request import Asked, predict, question
 from tuning.speculation_view import Prediction as Speculation
 from tuning.topology_read import read_topology, reference_names
+from tuning.workload import short
 
 _MOST_GPUS_OF_A_NODE = 64
+_DRAFT_TOKENS, _MODEL, _GPU = 3, "kimi-k2", "rtx-pro-6000"
 
 
 @verb(
@@ -54,16 +56,28 @@ def report(
     baseline: str = "",
     with_speculation: str = "",
     accept_length: str = "",
-    draft_tokens: int = 3,
+    draft_tokens: int = _DRAFT_TOKENS,
     allreduce: list[str] | None = None,
-    model: str = "kimi-k2",
-    gpu: str = "rtx-pro-6000",
+    model: str = _MODEL,
+    gpu: str = _GPU,
     output: str = "",
     json: bool = False,
 ) -> None:
     """Report on run files, ./inv report RUN... (default: the newest): one HTML page, and the same as Markdown."""
     files, servers = of_one_benchmark(_read([path for path in runs if path]))
     if servers:
+        _refuse(
+            servers[0].path,
+            topology=topology,
+            toolchain=toolchain,
+            baseline=baseline,
+            with_speculation=with_speculation,
+            accept_length=accept_length,
+            draft_tokens="" if draft_tokens == _DRAFT_TOKENS else draft_tokens,
+            allreduce=" ".join(allreduce or ()),
+            model="" if model == _MODEL else model,
+            gpu="" if gpu == _GPU else gpu,
+        )
         made = serving_report(servers)
         if json:
             talk.put_json(made.document)
@@ -105,6 +119,18 @@ def report(
     if output or not json:
         folder = Path(output) if output else RUNS / "reports" / files[0].path.stem
         _write(made, folder, quiet=json)
+
+
+def _refuse(path: Path, **options: str | int) -> None:
+    """InputError where an option is given ("": not) that says nothing to a run of servers."""
+    given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value != ""}
+    if given:
+        raise InputError(
+            f"{', '.join(f'{name} {short(value)}' for name, value in given.items())}: given for {shown_path(path)}, "
+            "a run of servers",
+            expected="--output and --json; the other options are of predictions, for runs of bench-allreduce",
+            todo=f"leave {', '.join(given)} out; predictions of speculation are ./inv predict-speculation",
+        )
 
 
 def _read(paths: Sequence[str]) -> list[Run | ServingRun]:

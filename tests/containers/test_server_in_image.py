@@ -176,6 +176,7 @@ def test_a_harness_that_is_killed_leaves_no_container_and_no_folder(
 def profiled(image: str, folder: Path, **fake: Any) -> ServerStart:
     """The start of a run with --profile, as its run file has it."""
     (folder / "model").mkdir()
+    (folder / "model/config.json").write_text("{}")
     options = {"compute_ms": 2.0, "calls": 6, **fake}
     environment = Environment(name="x", python=PYTHON, image=image, variables={"FAKE_SGLANG": json.dumps(options)})
     request = ServingRequest(

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from tuning.runfile import Run
 from tuning.serving.allreduce_times import NotToldError, allreduce_times
 from tuning.serving.estimates import Estimate, of_mean
+from tuning.serving.plan import MOST_CONCURRENCY
 from tuning.serving.profile import Profile, parse_profile
 from tuning.serving.request import PROBE
 from tuning.serving.sides import ServingSide, step_ms
 
 _ALLREDUCE, _COMPUTE = "allreduces of the target's pass", "everything else of the target's pass"
-_DRAFT = "drafting and what only speculation does"
+_DRAFT, _REST = "drafting and what only speculation does", "everything else, drafting included"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +61,10 @@ class Attribution:
     missing: tuple[str, ...]
 
 
-NO_PROBE = (
-    "drafting is not told from the target's pass: measure with --probe, or at as many requests as the pass has rows"
-)
-"""What is said where neither tells how long the target's pass takes."""
+_NOT_TOLD = "drafting is not told from the target's pass"
+NO_PROBE = f"{_NOT_TOLD}: measure with --probe, or at as many requests as the pass has rows"
+"""What is said of a run without a probe where nothing tells how long the target's pass takes."""
+ONE_GPU = "the allreduce run does not count: one GPU has no allreduces"
 
 
 def attribute(a: ServingSide, b: ServingSide, concurrency: int, allreduce_run: Run | None = None) -> Attribution | None:
@@ -71,7 +72,8 @@ def attribute(a: ServingSide, b: ServingSide, concurrency: int, allreduce_run: R
     measured = [_steps(side, concurrency) for side in (a, b)]
     targets = [_target(side, concurrency) for side in (a, b)]
     complete = set.intersection(*map(set, measured))
-    by_probe = complete.intersection(*targets)
+    speculates = any(side.spec.speculation for side in (a, b))
+    by_probe = complete.intersection(*targets) if speculates else set()
     repetitions = sorted(by_probe or complete)
     if not repetitions:
         return None
@@ -84,12 +86,14 @@ def attribute(a: ServingSide, b: ServingSide, concurrency: int, allreduce_run: R
     several = max(a.spec.tensor_parallel, b.spec.tensor_parallel) > 1
     reduced, why_not = _reduced(a, b, concurrency, allreduce_run) if several else (None, "")
     splits = (
-        *_by_target(difference, reduced, probed, beyond),
+        *_by_target(difference, reduced, probed, beyond, rest=_REST if speculates else _COMPUTE),
         *_by_profile(difference, _profile(a, concurrency), _profile(b, concurrency)),
     )
-    missing = [] if probed else [NO_PROBE]
+    missing = [] if probed or not speculates else [_no_probe(a, b, concurrency)]
     if several:
         missing += _missing(splits, why_not)
+    elif allreduce_run is not None:
+        missing.append(ONE_GPU)
     return Attribution(concurrency=concurrency, difference=difference, splits=splits, missing=tuple(missing))
 
 
@@ -105,6 +109,19 @@ def _target(side: ServingSide, concurrency: int) -> dict[int, float]:
     return next((found for other in others if other and (found := _steps(other, concurrency * side.rows))), {})
 
 
+def _no_probe(a: ServingSide, b: ServingSide, concurrency: int) -> str:
+    """Why nothing tells how long the target's pass takes, and what to measure for it."""
+    if not all(side.sibling(PROBE) for side in (a, b) if side.spec.speculation):
+        return NO_PROBE
+    rows = sorted({concurrency * side.rows for side in (a, b) if not _target(side, concurrency)})
+    if not rows:
+        return f"{_NOT_TOLD}: the probe and both arms share no start; finish the run with --resume"
+    listed = " and ".join(map(str, rows))
+    if rows[-1] > MOST_CONCURRENCY:
+        return f"{_NOT_TOLD}: a pass has {listed} rows, and more than {MOST_CONCURRENCY} requests are not measured"
+    return f"{_NOT_TOLD}: the probe has no numbers of {listed} rows; add {listed} to --concurrency"
+
+
 def _reduced(a: ServingSide, b: ServingSide, concurrency: int, run: Run | None) -> tuple[Estimate | None, str]:
     """What the allreduces of the target's pass add, by an allreduce run; else why nothing tells."""
     if run is None:
@@ -117,7 +134,7 @@ def _reduced(a: ServingSide, b: ServingSide, concurrency: int, run: Run | None) 
 
 
 def _by_target(
-    difference: Estimate, reduced: Estimate | None, probed: Estimate | None, beyond: Estimate | None
+    difference: Estimate, reduced: Estimate | None, probed: Estimate | None, beyond: Estimate | None, *, rest: str
 ) -> Iterator[Split]:
     if reduced and probed and beyond:
         compute = probed.minus(reduced)
@@ -125,8 +142,7 @@ def _by_target(
     elif probed and beyond:
         yield _split("probe", (("the target's pass, allreduces and all else", probed), (_DRAFT, beyond)))
     elif reduced:
-        rest = difference.minus(reduced)
-        yield _split("allreduce run", ((_ALLREDUCE, reduced), ("everything else, drafting included", rest)))
+        yield _split("allreduce run", ((_ALLREDUCE, reduced), (rest, difference.minus(reduced))))
 
 
 def _split(source: str, parts: Sequence[tuple[str, Estimate]]) -> Split:

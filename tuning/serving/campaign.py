@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,16 +13,19 @@ from lanewise.errors import InputError
 from lanewise.redact import Redactor
 from tuning.campaign import host_pairs, require_unchanged
 from tuning.described import describe_environment, without_tags
+from tuning.differences import differences
 from tuning.provenance import node_record, relevant_variables, toolkit_revision
 from tuning.runfile import Kind
 from tuning.scratch import require_scratch
 from tuning.serving.plan import ServingPlan, validate
-from tuning.serving.prepared import prepare
+from tuning.serving.prepared import Prepared, prepare
 from tuning.serving.prompts import Prompt
 from tuning.serving.runfile import ServingHeader, ServingRun, ServingWriter, read_serving_run
-from tuning.serving.starts import Report, Starts
+from tuning.serving.starts import Report, Starts, Step
 
 _CLIENT = Path(__file__).parent / "client.py"
+_MOST_DIFFERENCES = 4
+"""Between two plans that are named; an option often differs in every arm."""
 
 
 def start_run(
@@ -52,7 +56,7 @@ def start_run(
     """
     validate(plan)
     require_scratch()
-    held = prepare(plan)
+    held = _prepare(plan, report)
     header = _make_header(plan, command)
     with ServingWriter.begin(ServingRun(path=path, header=header)) as writer:
         return Starts(writer, prompts, held, report, profile=profile).run(minutes)
@@ -98,20 +102,29 @@ def resume_run(
                 ),
             ],
         )
-        return Starts(writer, prompts, prepare(plan), report, profile=profile).run(minutes)
+        return Starts(writer, prompts, _prepare(plan, report), report, profile=profile).run(minutes)
+
+
+def _prepare(plan: ServingPlan, report: Report) -> Mapping[str, Prepared]:
+    return prepare(plan, lambda what: report(Step(done=0, total=0, remark=what)))
 
 
 def _require_same_plan(run: ServingRun, plan: ServingPlan) -> None:
     stored, asked = run.header.plan.to_dict(), plan.to_dict()
-    others = [key for key in asked if stored[key] != asked[key]]
-    if not others and all(start.plan == plan.identity for start in run.starts.values()):
+    if stored == asked and all(start.plan == plan.identity for start in run.starts.values()):
         return
+    others = differences(stored, asked)
     raise InputError(
         f"{run.path} was begun with another plan than these options make"
-        + (f": {', '.join(others)} differ" if others else ", and changed since"),
+        + (f" (there / here): {'; '.join(_few(others))}" if others else ", or changed since"),
         expected="the options that it was begun with: what a run file alone names is never run",
-        todo=f"repeat them beside --resume; it was called as: {' '.join(run.header.command)[:400]}",
+        todo=f"repeat them beside --resume; it was called as: {shlex.join(run.header.command)}",
     )
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MOST_DIFFERENCES
+    return [*lines[:_MOST_DIFFERENCES], *([f"{more} more"] if more > 0 else [])]
 
 
 def _make_header(plan: ServingPlan, command: Sequence[str]) -> ServingHeader:

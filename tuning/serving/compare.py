@@ -7,6 +7,7 @@ both arms are interleaved (A B B A), and the i-th of A pairs with the i-th of B.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,14 +17,37 @@ from tuning.arms import middle
 from tuning.serving import acceptance
 from tuning.serving.comparison import Acceptance, Comparison, Row
 from tuning.serving.differing import asked, differs, follows, on_cuda
-from tuning.serving.estimates import Estimate, conclude, of_mean
-from tuning.serving.pays import Pays, crossings, pays
+from tuning.serving.estimates import Estimate, certain, conclude, of_mean
+from tuning.serving.pays import (
+    NOT_BY_PROMPT,
+    ONE_PROMPT,
+    Pays,
+    crossings,
+    judge_speed,
+    mean_acceptance,
+    pays,
+    step_ratio,
+)
 from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
-from tuning.serving.sides import ServingSide, accept_length, find_sides, known_names, step_ms, tokens_per_second
+from tuning.serving.sides import (
+    ServingSide,
+    accept_length,
+    find_sides,
+    known_names,
+    step_ms,
+    tokens_per_second,
+    without_numbers,
+)
 from tuning.serving.weakness import weaknesses
 from tuning.stats import Judgement, Outcome, judge, mean_over_sizes, own_launch_floor
 
+_SGLANG_RELEASE = frozenset({"libraries sglang", "SGLang release", "version"})
+"""Names under which an environment, a server's answer and what it resolved tell one and the same."""
+_VARIABLE = re.compile(r"(?:nccl |variables )?(\S+)", re.ASCII)
+"""A variable of an environment, as NCCL takes it, and of a server."""
+_SOURCE = re.compile(r" \([^()]*\)(?= / |$)", re.ASCII)
+"""Who said so, after a value: "Ring (environment)"."""
 Number = Callable[[ServingTrial], float]
 Pairs = dict[int, tuple[ServingTrial, ServingTrial]]
 """By repetition, trials of A and B whose starts are neighbours in the schedule."""
@@ -61,10 +85,12 @@ def compare_serving_names(run_a: ServingRun, name_a: str, run_b: ServingRun, nam
     if run_a.path != run_b.path:
         return [compare_serving(sides_a[0], sides_b[0])]
     if len(sides_a) != len(sides_b):
+        one, several = (name_a, name_b) if len(sides_a) == 1 else (name_b, name_a)
+        a, b = next((a, b) for a in sides_a for b in sides_b if a.label != b.label)
         raise InputError(
-            f"{name_a!r} and {name_b!r} are an arm and an environment",
+            f"{one!r} is one arm in one environment, {several!r} an arm in every environment",
             expected="two arms, or two environments, or environment:arm twice",
-            todo=f"say, for example, {sides_a[0].label} {sides_b[0].label}",
+            todo=f"say, for example, {a.label} {b.label}",
         )
     return [compare_serving(a, b) for a, b in zip(sides_a, sides_b, strict=True)]
 
@@ -106,8 +132,9 @@ class _Comparing:
         a, b = self._a, self._b
         rows = tuple(self._row(number) for number in self._concurrencies)
         alike = a.spec.speculation == b.spec.speculation
-        number: Number = step_ms if alike else tokens_per_second
-        overall = self._judged(list(self._concurrencies), number, lower_is_better=alike)
+        overall = self._judged(self._concurrencies, step_ms, lower_is_better=True)
+        if not alike:
+            overall = self._speed(self._concurrencies, overall, [row.acceptance for row in rows])
         return Comparison(
             a=a,
             b=b,
@@ -118,7 +145,7 @@ class _Comparing:
             margin=self._plan.margin,
             asked=tuple(asked(a, b)),
             follows=follows(a, b),
-            differs=differs(a, b),
+            differs=_once(differs(a, b)),
             warnings=tuple(self._warnings(overall)),
             notes=tuple(self._notes()),
         )
@@ -163,18 +190,19 @@ class _Comparing:
         step = self._judged([concurrency], step_ms, lower_is_better=True)
         middles = self._middles(concurrency, step_ms)
         accepted = self._acceptance(concurrency)
+        speed = self._speed([concurrency], step, [accepted])
         own, step_b = accepted.a, middles[1]
         return Row(
             concurrency=concurrency,
             step_ms=middles,
             step=step,
             tokens_per_second=self._middles(concurrency, tokens_per_second),
-            speed=self._judged([concurrency], tokens_per_second, lower_is_better=False),
+            speed=speed,
             acceptance=accepted,
             at_acceptance_of_a=(
                 1000 * concurrency * own.value / step_b if own and step_b and not self._one_speculates else None
             ),
-            pays=self._pays(step, middles, accepted.b) if self._against_baseline else None,
+            pays=self._pays(speed, step, middles, accepted.b) if self._against_baseline else None,
             outputs=self._outputs(concurrency),
         )
 
@@ -186,7 +214,7 @@ class _Comparing:
             for side, own in zip(sides, requests, strict=True)
         ]
         if not counts[0] or not counts[1]:
-            a, b = (self._of_starts(side, concurrency) for side in sides)
+            a, b = (self._not_by_prompt(side, concurrency) for side in sides)
             ratio = b.log().minus(a.log()).exp() if a and b else None
             return Acceptance(a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0)
         ratio = acceptance.accept_ratio(counts[0], counts[1])
@@ -200,10 +228,17 @@ class _Comparing:
             positions=(acceptance.positions(requests[0]), acceptance.positions(requests[1])),
         )
 
-    def _of_starts(self, side: ServingSide, concurrency: int) -> Estimate | None:
-        """Where requests do not tell their verify passes: the passes' accept lengths, with starts as the unit."""
+    def _not_by_prompt(self, side: ServingSide, concurrency: int) -> Estimate | None:
+        """The passes' accept lengths, where requests do not tell their verify passes: without an interval, since starts
+        are no evidence on acceptance; but where it is simulated, every start draws it anew, whatever the prompt.
+        """
         logs = [math.log(accept_length(trial)) for trial in side.trials(concurrency).values()]
-        return of_mean(logs).exp() if logs else None
+        if not logs:
+            return None
+        if side.spec.speculation is None:
+            return certain(1.0)
+        found = of_mean(logs).exp()
+        return found if side.spec.accept_length else Estimate(value=found.value)
 
     def _accept_outcome(self, ratio: Estimate | None) -> Outcome | None:
         if self._one_speculates:
@@ -214,17 +249,27 @@ class _Comparing:
             return Outcome.UNDECIDED
         return conclude(ratio.log(), margin=self._plan.margin, floor=None, lower_is_better=False)
 
+    def _speed(self, concurrencies: Sequence[int], step: Judgement, accepted: Sequence[Acceptance]) -> Judgement:
+        """Tokens per second: with the interval of step time over starts, and that of acceptance over prompts."""
+        if self._why_not:
+            return self._judged(concurrencies, tokens_per_second, lower_is_better=False)
+        against = self._against_baseline
+        return judge_speed(
+            step,
+            mean_acceptance([one.b if against else one.ratio for one in accepted]),
+            margin=self._plan.margin,
+            names=("accept length", "break-even") if against else ("accept length B/A", "step time B/A"),
+            no_interval=ONE_PROMPT if all(one.prompts for one in accepted) else NOT_BY_PROMPT,
+        )
+
     def _pays(
-        self, step: Judgement, middles: tuple[float | None, float | None], accept: Estimate | None
+        self, speed: Judgement, step: Judgement, middles: tuple[float | None, float | None], accept: Estimate | None
     ) -> Pays | None:
         """Without pairs of starts by the medians alone, which decide nothing."""
         a, b = middles
         if not a or not b or accept is None:
             return None
-        ratio = Estimate(value=step.ratio or b / a, low=step.ci_low, high=step.ci_high)
-        floor = None if step.floor is None else math.log1p(step.floor)
-        found = pays(ratio, accept, margin=self._plan.margin, floor=floor)
-        return replace(found, outcome=Outcome.NOT_COMPARABLE) if self._why_not else found
+        return pays(speed, accept, step_ratio(step, step.ratio or b / a))
 
     def _outputs(self, concurrency: int) -> acceptance.Outputs | None:
         if any(side.spec.dummy_weights or side.spec.accept_length for side in (self._a, self._b)):
@@ -238,8 +283,8 @@ class _Comparing:
             found.append("these are two runs; put both arms into one: ./inv bench-speculative with both")
         elif overall.n < self._plan.starts and not self._why_not:
             found.append(
-                f"{overall.n} of {self._plan.starts} starts have numbers for both; see the failures below, or finish "
-                "the run with --resume"
+                f"{overall.n} of {self._plan.starts} starts have numbers for both; "
+                f"{'see the failures below, or ' if self._failed() else ''}finish the run with --resume"
             )
         if overall.floor is not None and overall.floor > self._plan.margin:
             found.append(
@@ -247,6 +292,10 @@ class _Comparing:
                 f"{self._plan.margin:.1%}; stop other work on this machine and measure again"
             )
         return [*found, *weaknesses(self._a, self._b, self._concurrencies)]
+
+    def _failed(self) -> bool:
+        names = {(side.environment, side.arm) for side in (self._a, self._b)}
+        return any((trial.environment, trial.arm) in names for trial in without_numbers(self._a.run))
 
     def _notes(self) -> list[str]:
         simulated = [side for side in (self._a, self._b) if side.spec.speculation and side.spec.accept_length]
@@ -266,6 +315,17 @@ def _refused(ratio: float | None, why: str) -> Judgement:
         outcome=Outcome.NOT_COMPARABLE, n=0, ratio=ratio, ci_low=None, ci_high=None, mde=None, floor=None,
         more_launches=None, more_launches_if_same=None, method="none", reason=why,
     )  # fmt: skip
+
+
+def _once(lines: Sequence[str]) -> tuple[str, ...]:
+    """Each fact by the first of the lines that tell it; lines are "name: before / after"."""
+    found: dict[tuple[str, str], str] = {}
+    for line in lines:
+        name, _, values = line.partition(": ")
+        variable = _VARIABLE.fullmatch(name)
+        of = "SGLang" if name in _SGLANG_RELEASE else variable[1] if variable else name
+        found.setdefault((of, _SOURCE.sub("", values) if variable else values), line)
+    return tuple(found.values())
 
 
 def _listed(numbers: Sequence[int]) -> str:

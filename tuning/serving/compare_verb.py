@@ -79,11 +79,8 @@ def _put(
 ) -> None:
     for comparison, attributions in made:
         # Where step times are the same there is nothing to ascribe.
-        shown = [
-            attribution
-            for row, attribution in zip(comparison.rows, attributions, strict=False)
-            if row.step.outcome is not Outcome.SAME
-        ]
+        same = {row.concurrency for row in comparison.rows if row.step.outcome is Outcome.SAME}
+        shown = [attribution for attribution in attributions if attribution.concurrency not in same]
         talk.put(view.show(comparison, shown))
         talk.put("")
     if not made:

@@ -36,11 +36,13 @@ class Row:
         step_ms: medians over starts of A and B.
         step: B's step time against A's.
         tokens_per_second: medians over starts, of all requests together.
-        speed: the same of B's against A's, on these prompts.
+        speed: B's tokens per second against A's, over prompts such as these: acceptance over step time, with the
+            intervals of both.
         acceptance: of A and B.
         at_acceptance_of_a: tokens per second of B, had it A's acceptance; None where unknown, and where
             one of them does not speculate.
-        pays: of speculation against its baseline; None of other comparisons, and without numbers of both.
+        pays: of speculation against its baseline, and then the same as `speed`; None of other comparisons, and without
+            numbers of both.
         outputs: whether the answers are the same; None where they mean nothing (random weights, forced acceptance).
     """
 
@@ -64,7 +66,7 @@ class Comparison:
         b: what is held against it.
         metric: what decides: "step_ms" where both speculate alike, else "tokens_per_second".
         rows: by rising number of requests.
-        overall: over the geometric mean of all rows, in that metric.
+        overall: over the geometric mean of all rows, in that metric; of tokens per second judged as `Row.speed`.
         crossings: where speculation begins or stops paying.
         margin: the run's equivalence margin.
         asked: what the two were meant to differ in.

@@ -143,6 +143,10 @@ class Flight:
     def _answer(self, reply: Reply) -> Answer:
         if not self._stamps:
             raise UnreadableError("a stream without any token")
+        if reply.completion_tokens > self.load.max_tokens:
+            raise UnreadableError(
+                f"completion_tokens is {reply.completion_tokens:,}, and at most {self.load.max_tokens:,} were asked for"
+            )
         stamps, sent = self._stamps, self._sent
         request = Request(
             prompt=self.prompt.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 
 from lanewise.errors import InputError
@@ -14,8 +15,8 @@ from tuning.serving.backends import parse_release
 from tuning.supervised import Ending, run_supervised
 
 _RELEASE = "import importlib.metadata as m; print('release', m.version('sglang'))"
-_SECONDS = 600.0
-"""Importing SGLang from a cold disk takes minutes."""
+_SECONDS = 120.0
+"""For a question in all. Importing SGLang takes half a minute, and longer from a cold disk."""
 _MOST_LINES = 20_000
 _OPTION = re.compile(r"  --?[A-Za-z]")
 """How argparse begins an option in its help; descriptions, which name other flags, are indented further."""
@@ -27,7 +28,7 @@ def installed_release(environment: Environment) -> str:
     """SGLang's version, as its distribution says, without importing it.
 
     Raises:
-        InputError: the environment holds none, or its Python does not run.
+        InputError: the environment holds none, or its Python does not run, or does not end.
     """
     ok, lines = _said(environment, [environment.python, "-c", _RELEASE], gpus=False)
     told = [line.split()[-1] for line in lines if re.fullmatch(r"release \S{1,80}", line)]
@@ -45,6 +46,9 @@ def help_flags(environment: Environment) -> frozenset[str]:
     """Flags, without dashes, that `python -m sglang.launch_server --help` prints; none where it fails.
 
     Deprecated flags may be hidden there. It imports SGLang, which takes from half a minute to some minutes.
+
+    Raises:
+        InputError: it does not end in time.
     """
     command = [environment.python, "-m", "sglang.launch_server", "--help"]
     ok, lines = _said(environment, command, gpus=True)
@@ -57,8 +61,9 @@ def _flags(lines: Iterable[str]) -> frozenset[str]:
 
 
 def _said(environment: Environment, command: list[str], *, gpus: bool) -> tuple[bool, list[str]]:
-    """Whether a command of the environment ended well, and what it printed."""
+    """Whether a command of the environment ended well, and what it printed; InputError where it did not end."""
     lines: list[str] = []
+    asked = shlex.join(command)
 
     def feed(line: str) -> bool:
         if len(lines) < _MOST_LINES:
@@ -76,4 +81,10 @@ def _said(environment: Environment, command: list[str], *, gpus: bool) -> tuple[
         feed=feed,
         grace=GRACE_SECONDS if environment.image else 0,
     )
-    return ending is Ending.EXITED and code == 0, lines
+    if ending is not Ending.EXITED:
+        raise InputError(
+            f"in environment {environment.name}, {asked!r} did not end within {_SECONDS:g} s",
+            expected="an SGLang that answers: it is asked for its release, and for its flags where they are not known",
+            todo="run that by hand; where a cold disk made it slow, call again",
+        )
+    return code == 0, lines

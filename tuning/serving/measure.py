@@ -27,6 +27,9 @@ MOST_WARM_UP_WAVES = 10
 MOST_WARM_UP_SECONDS = 120.0
 DISAGREEMENT = 0.02
 """Between the client's step time and the log's, above which one of them is wrong."""
+MISCOUNT = 0.01
+"""Between the tokens that answers of a trial hold and those that counters gained, as a fraction of the answers', above
+which the trial has no numbers: step time and accept length are quotients of these counts."""
 DRIFT = 0.01
 """Between the first and the last pass of a start, as a fraction, where all go the same way."""
 _SECONDS_A_TOKEN = 0.1
@@ -135,6 +138,7 @@ class _Measuring:
         self._timeout = plan.timeout + _SECONDS_A_TOKEN * plan.output_tokens
         self._has_metrics = True
         self._counted_otherwise: list[str] = []
+        self._counts: list[tuple[float, int]] = []
 
     def trial(self, concurrency: int, launch: str) -> ServingTrial:
         """One concurrency; where the server ended before, how."""
@@ -181,17 +185,32 @@ class _Measuring:
 
     def _passes(self, concurrency: int) -> tuple[Pass, ...]:
         """The passes over all prompts."""
+        self._counts.clear()
         found = []
         for number in range(self._plan.passes):
             self._doing(f"{_requests(concurrency)}: pass {number + 1}/{self._plan.passes}")
             waves = [self._wave(prompts) for prompts in waves_of(self._prompts, concurrency)]
             found.append(self._numbers(waves, keep_gaps=concurrency == 1 and number == 0))
             self._look_at(waves, found[-1], concurrency)
+        self._require_counts()
         times = [done.step_ms for done in found]
         if _drifts(times):
             listed = ", ".join(f"{ms:.4g}" for ms in times)
             self.findings.append(f"{_requests(concurrency)}: step time drifted over the passes ({listed} ms)")
         return tuple(found)
+
+    def _require_counts(self) -> None:
+        """No numbers where answers and counters of the passes contradict each other, whichever of them is wrong.
+
+        A counter that stays at 0 counts nothing, and so contradicts nothing.
+        """
+        gained, held = (sum(counts) for counts in zip(*self._counts, strict=True)) if self._counts else (0, 0)
+        if gained and abs(gained - held) > MISCOUNT * held:
+            raise _TrialError(
+                Status.UNREADABLE,
+                f"its answers hold {held:,.0f} tokens, and the server's counters gained {gained:,.0f}: "
+                "somebody else uses it, or one of the two is wrong",
+            )
 
     def _numbers(self, waves: list[Wave], *, keep_gaps: bool) -> Pass:
         try:
@@ -264,10 +283,13 @@ class _Measuring:
         deadline = time.monotonic() + _SETTLED_SECONDS
         while after := self._metrics():
             gained = window(before, after)
-            if gained.generation_tokens is None or gained.generation_tokens == expected:
+            if (tokens := gained.generation_tokens) is None:
                 return gained
-            if gained.generation_tokens > expected or time.monotonic() > deadline:
-                self._counted_otherwise.append(f"{gained.generation_tokens:,.0f} where they hold {expected:,}")
+            if tokens >= expected or time.monotonic() > deadline:
+                self._counts.append((tokens, expected))
+                if tokens == expected:
+                    return gained
+                self._counted_otherwise.append(f"{tokens:,.0f} where they hold {expected:,}")
                 return None
             time.sleep(_LOOK_SECONDS)
         return None

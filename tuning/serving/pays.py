@@ -7,12 +7,17 @@ speculation (docs/speculation-model.md). That ratio is the break-even accept len
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tuning.serving.estimates import Estimate, conclude
-from tuning.stats import Outcome
+from tuning.stats import LEAST_DIFFERENCE, Judgement, Outcome
+
+NOT_BY_PROMPT = "nothing tells acceptance by prompt: the server counts no verify passes of single requests"
+ONE_PROMPT = "one prompt alone does not tell how far acceptance varies; send more with --requests"
+"""Why acceptance has no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,40 +30,139 @@ class Pays:
         speed_up: tokens per second over those of the baseline, over prompts such as these.
         outcome: better: it pays; worse: it does not; same: it makes no difference that counts; not comparable: of two
             run files, which are described only.
+        reason: why that is the outcome.
     """
 
     break_even: Estimate
     accept: Estimate
     speed_up: Estimate
     outcome: Outcome
+    reason: str
 
     @property
     def verdict(self) -> str:
         """In words."""
-        return {
-            Outcome.BETTER: "pays",
-            Outcome.WORSE: "does not pay",
-            Outcome.SAME: "no difference",
-            Outcome.NOT_COMPARABLE: "not comparable",
-        }.get(self.outcome, "undecided")
+        return verdict(self.outcome)
 
 
-def pays(step_ratio: Estimate, accept: Estimate, *, margin: float, floor: float | None) -> Pays:
-    """Hold an accept length against the ratio of step times, which are independent: starts give one, prompts the other.
+def verdict(outcome: Outcome) -> str:
+    """What an outcome of speculation against its baseline is called."""
+    return {
+        Outcome.BETTER: "pays",
+        Outcome.WORSE: "does not pay",
+        Outcome.SAME: "no difference",
+    }.get(outcome, str(outcome))
+
+
+def judge_speed(
+    step: Judgement, accept: Estimate | None, *, margin: float, names: tuple[str, str], no_interval: str
+) -> Judgement:
+    """Tokens per second of B over A's: acceptance over step time, which are independent: prompts give one, starts the
+    other. Pairs and noise floor are those of the step time; more of them say nothing of acceptance, and so nothing is
+    said of how many would settle it.
 
     Args:
-        step_ratio: step time with speculation over that without.
-        accept: accept length.
+        step: step time of B over A's, over starts.
+        accept: tokens a step of B over A's, over prompts; None where nothing is known of it.
         margin: equivalence margin, as a fraction.
-        floor: noise floor, as a natural log.
+        names: what acceptance and the ratio of step times are called in a reason.
+        no_interval: why acceptance has no interval, where it has none.
     """
-    speed_up = accept.log().minus(step_ratio.log())
+    unknown = replace(
+        step, outcome=Outcome.UNDECIDED, ratio=None, ci_low=None, ci_high=None, mde=None, more_launches=None,
+        more_launches_if_same=None, method="none",
+    )  # fmt: skip
+    if not step.ratio:
+        return unknown
+    if accept is None:
+        return replace(unknown, reason=f"no {names[0]} is known")
+    ratio = step_ratio(step, step.ratio)
+    log = accept.log().minus(ratio.log())
+    floor, speed = None if step.floor is None else math.log1p(step.floor), log.exp()
+    if speed.low is None:
+        return replace(unknown, ratio=speed.value, reason=step.reason if step.ci_low is None else no_interval)
+    outcome = conclude(log, margin=margin, floor=floor, lower_is_better=False)
+    reason = _why_open(speed, (accept, ratio), names, floor) if outcome is Outcome.UNDECIDED else _why(outcome, speed)
+    return replace(
+        unknown, outcome=outcome, ratio=speed.value, ci_low=speed.low, ci_high=speed.high, method=step.method,
+        reason=reason,
+    )  # fmt: skip
+
+
+def step_ratio(step: Judgement, value: float) -> Estimate:
+    """A ratio of step times with the interval that a judgement has."""
+    return Estimate(value=value, low=step.ci_low, high=step.ci_high)
+
+
+def _why(outcome: Outcome, speed: Estimate) -> str:
+    """Why a speed is judged better, worse or the same."""
+    if outcome is Outcome.SAME:
+        return "the whole interval lies within the margin"
+    above = outcome is Outcome.BETTER
+    where = "higher, and the whole interval lies above 1" if above else "lower, and the whole interval lies below 1"
+    return f"{_percent(speed.value - 1)} {where}"
+
+
+def _why_open(speed: Estimate, made_of: tuple[Estimate, Estimate], names: tuple[str, str], floor: float | None) -> str:
+    """Why nothing is concluded of a speed, which is made of acceptance and a ratio of step times; with advice."""
+    if speed.low is None or speed.high is None or speed.low <= 1 <= speed.high:
+        (wide, its_name), (other, other_name) = sorted(
+            zip(made_of, names, strict=True), key=lambda one: _width(one[0]), reverse=True
+        )
+        advice = "more prompts would tell" if its_name == names[0] else "more --starts would tell"
+        if wide.low is not None and wide.high is not None and wide.low <= other.value <= wide.high:
+            holds = f"the {its_name}, {wide.low:.3f} to {wide.high:.3f}, holds the {other_name} {other.value:.3f}"
+            return f"{holds}, and {advice}"
+        return f"the intervals of {names[0]} and {names[1]} lie too near each other, and {advice}"
+    least = max(floor or 0.0, LEAST_DIFFERENCE)
+    size = f"the difference {_percent(speed.value - 1)} is below"
+    if least > LEAST_DIFFERENCE:
+        return f"{size} the noise floor {_percent(math.expm1(least))}"
+    return f"{size} {_percent(math.expm1(least))}, the least that counts"
+
+
+def _percent(change: float) -> str:
+    return f"{100 * abs(change):.1f} %"
+
+
+def _width(estimate: Estimate) -> float:
+    """Of its interval, as a natural log."""
+    log = estimate.log()
+    return 0.0 if log.low is None or log.high is None else log.high - log.low
+
+
+def pays(speed: Judgement, accept: Estimate, break_even: Estimate) -> Pays:
+    """What a speed against the baseline says of an accept length and its break-even.
+
+    Args:
+        speed: tokens per second over those of the baseline.
+        accept: accept length.
+        break_even: step time with speculation over that without.
+    """
+    known = speed.ratio if speed.ratio is not None else accept.value / break_even.value
     return Pays(
-        break_even=step_ratio,
+        break_even=break_even,
         accept=accept,
-        speed_up=speed_up.exp(),
-        outcome=conclude(speed_up, margin=margin, floor=floor, lower_is_better=False),
+        speed_up=Estimate(value=known, low=speed.ci_low, high=speed.ci_high),
+        outcome=speed.outcome,
+        reason=speed.reason,
     )
+
+
+def mean_acceptance(found: Sequence[Estimate | None]) -> Estimate | None:
+    """The geometric mean of acceptance at several numbers of requests; None where one is unknown.
+
+    They are of the same prompts, so that their errors go together: the ends of the interval are the means of theirs,
+    which holds however closely they go together.
+    """
+    logs = [one.log() for one in found if one is not None]
+    if len(logs) < len(found) or not logs:
+        return None
+    lows, highs = [log.low for log in logs if log.low is not None], [log.high for log in logs if log.high is not None]
+    value = statistics.fmean(log.value for log in logs)
+    if len(lows) < len(logs) or len(highs) < len(logs):
+        return Estimate(value=value).exp()
+    return Estimate(value=value, low=statistics.fmean(lows), high=statistics.fmean(highs)).exp()
 
 
 @dataclass(frozen=True, kw_only=True)

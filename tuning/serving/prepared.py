@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from lanewise.errors import InputError
 from lanewise.redact import redact_environment
 from tuning.plan import Environment
+from tuning.serving.backends import parse_release
 from tuning.serving.flags import Arguments, arguments, releases
 from tuning.serving.gpus import GpuFacts, read_gpus
 from tuning.serving.installed import help_flags, installed_release
@@ -46,26 +49,39 @@ class Prepared:
         return arguments(spec, self.release, port=ports.http, nccl_port=ports.nccl, gpus=self.gpus, known=self.known)
 
 
-def prepare(plan: ServingPlan) -> Mapping[str, Prepared]:
+def prepare(plan: ServingPlan, doing: Callable[[str], None] = lambda _: None) -> Mapping[str, Prepared]:
     """That of each environment of a plan, by its name; each of its arms was tried on them.
+
+    Args:
+        plan: what is to run.
+        doing: told what takes long.
 
     Raises:
         InputError: an environment holds no SGLang, or cannot do what an arm wants; or a model is missing.
     """
-    found = {environment.name: _prepared(environment) for environment in plan.environments}
+    found = {environment.name: _prepared(environment, doing) for environment in plan.environments}
     planned(plan, found)
     return found
 
 
-def _prepared(environment: Environment) -> Prepared:
+def _prepared(environment: Environment, doing: Callable[[str], None]) -> Prepared:
     release = installed_release(environment)
+    known = None
+    if _needs_asking(release):
+        doing(f"{environment.name}: asking the launcher of SGLang {release} for its flags, which can take a minute")
+        known = help_flags(environment)
     return Prepared(
         release=release,
-        # To ask the launcher takes a minute; a release that the table holds needs no asking.
-        known=None if release in releases() else help_flags(environment),
+        known=known,
         gpus=read_gpus(environment.variables.get("CUDA_VISIBLE_DEVICES")),
         variables=environment.variables,
     )
+
+
+def _needs_asking(release: str) -> bool:
+    """Whether the table lacks a release; one older than the table is refused whatever it says."""
+    version, oldest = parse_release(release), parse_release(releases()[0])
+    return release not in releases() and bool(version and oldest and version > oldest)
 
 
 def planned(plan: ServingPlan, prepared: Mapping[str, Prepared]) -> list[dict[str, Any]]:
@@ -78,6 +94,7 @@ def planned(plan: ServingPlan, prepared: Mapping[str, Prepared]) -> list[dict[st
     for environment in plan.environments:
         one = prepared[environment.name]
         for arm in plan.arms:
+            _require_models(arm.spec)
             made = one.arguments(arm.spec, _PORTS)
             command = server_command(environment, made.argv, variables=made.variables, port=_PORTS.http)
             found.append(
@@ -93,3 +110,15 @@ def planned(plan: ServingPlan, prepared: Mapping[str, Prepared]) -> list[dict[st
                 }
             )
     return found
+
+
+def _require_models(spec: ServerSpec) -> None:
+    """Refuse a folder that holds no model: a server would find out after a minute."""
+    for option, path in (("--model", spec.model), ("--draft", spec.speculation.draft if spec.speculation else "")):
+        folder = Path(path).expanduser()
+        if path and folder.is_dir() and not (folder / "config.json").is_file():
+            raise InputError(
+                f"{option} is {path}, a folder without config.json",
+                expected="a model as Hugging Face has them: config.json beside the weights",
+                todo="name the folder that holds it; in the hub's cache that is snapshots/REVISION",
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,10 @@ from tuning.supervisor import descendants
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where shared memory lives on Linux
 _STOP_SECONDS = 5.0
 """How long to wait for stopped processes to stand still; one in a system call of a driver does so at its end."""
-_STILL = ("T", "t", "Z", "X", "")
+_KILL_SECONDS = 10.0
+"""How long to go on killing; only a process stuck in the kernel, or another user's, outlasts it."""
+_GONE = ("Z", "X", "")
+_STILL = ("T", "t", *_GONE)
 """States in which a process does nothing: stopped, dead, gone."""
 
 
@@ -50,6 +53,57 @@ class HostTree:
         """SIGTERM to the command itself, as a service manager would."""
         if child := _first_child(self._root):
             _signal([child], signal.SIGTERM)
+
+
+def began(pids: Iterable[int]) -> dict[int, int]:
+    """When each of these processes started, in clock ticks since boot: with that, a number tells one from a later one.
+
+    Those that are gone are left out.
+    """
+    found = {}
+    for pid in pids:
+        with suppress(OSError, IndexError, ValueError):
+            found[pid] = _started(pid)[0]
+    return found
+
+
+def end_survivors(noted: Mapping[int, int]) -> list[str]:
+    """Kill those of a tree that are still alive, with all below them; in words, those that would not end.
+
+    This is for a supervisor that was itself killed: whatever the command had started then belongs to init.
+
+    Args:
+        noted: by number, when a process started, as `began` told; a number that another one has by now is left alone.
+    """
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (alive := _alive(noted)) and time.monotonic() < deadline:
+        below = began(child for pid in alive for child in descendants(pid))
+        noted = {**noted, **below}
+        for pid in {*alive, *below}:
+            _kill(pid, noted[pid])
+        time.sleep(0.01)
+    return [f"process {pid} ({_name(pid)}) could not be ended" for pid in alive]
+
+
+def _alive(noted: Mapping[int, int]) -> list[int]:
+    return [pid for pid, start in began(noted).items() if start == noted[pid] and _state(pid) not in _GONE]
+
+
+def _kill(pid: int, start: int) -> None:
+    """SIGKILL to the process of that number and start; through a descriptor, so that no later one can be hit."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if began([pid]).get(pid) == start:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return "gone meanwhile"
 
 
 def _first_child(root: int) -> int | None:

@@ -12,6 +12,7 @@ from tuning.serving.attribution import Attribution, attribute
 from tuning.serving.compare import Number, serving_overview
 from tuning.serving.comparison import Comparison
 from tuning.serving.estimates import Estimate
+from tuning.serving.headline import headline, verdict_text
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import ServingSide, step_ms, tokens_per_second
 from tuning.serving.svg import MOST_LINES, Line, Panel, Point, panels_svg
@@ -79,7 +80,7 @@ def _section(title: str, blocks: Iterator[Block]) -> Section:
 
 def _verdict(one: _Compared) -> Iterator[Block]:
     for found in one.comparisons:
-        yield Paragraph(text=line(view.headline(found)), weight=Weight.LEAD)
+        yield Paragraph(text=line(headline(found)), weight=Weight.LEAD)
     if not one.comparisons:
         yield Paragraph(text="One arm in one environment: nothing is compared.", weight=Weight.LEAD)
     warnings = dict.fromkeys(warning for found in one.comparisons for warning in found.warnings)
@@ -106,7 +107,8 @@ def _pictures(one: _Compared, number: int) -> Iterator[Block]:
         found = [c for c in one.comparisons if c.a.environment == c.b.environment == environment.name]
         if even := _even(found, [side.arm for side in shown]):
             panels.append(Panel(title="Accept length; crosses: break-even", lines=even))
-        title = f"{environment.name}: servers by requests at once; bars: range over starts"
+        bars = "bars: range over starts" + ("; of accept length and break-even 95 % intervals" if even else "")
+        title = f"{environment.name}: servers by requests at once; {bars}"
         yield Picture(
             name=f"servers-{number}-{count}.svg",
             svg=panels_svg(line(title), [line(side.arm) for side in shown], panels),
@@ -182,10 +184,15 @@ def _compared(comparison: Comparison) -> Table:
                 Cell(text=str(step.outcome), weight=_WEIGHTS.get(step.outcome, Weight.PLAIN)),
                 _estimate(row.pays.speed_up if row.pays else _ratio(speed.ratio, speed.ci_low, speed.ci_high)),
                 _estimate(row.pays.break_even if row.pays else None),
-                Cell(text=row.pays.verdict, weight=_WEIGHTS.get(row.pays.outcome, Weight.PLAIN)) if row.pays else "-",
+                _verdict_cell(comparison, row.speed.outcome) if comparison.against_baseline else "-",
             )
         )
     return Table(head=head, rows=tuple(rows), words=(2, 5))
+
+
+def _verdict_cell(comparison: Comparison, outcome: Outcome) -> Cell:
+    text = verdict_text(comparison, outcome)
+    return Cell(text=text, weight=_WEIGHTS.get(outcome, Weight.PLAIN))
 
 
 def _ratio(value: float | None, low: float | None, high: float | None) -> Estimate | None:
@@ -244,7 +251,10 @@ def _origins(one: _Compared) -> Iterator[Block]:
         )
         head = ("arm", "at once", "source", "cause", "ms (95 % or range)")
         yield Table(head=head, rows=tuple(rows), words=(0, 2, 3))
-    yield Bullets(items=tuple(line(text) for text in dict.fromkeys(missing)))
+    if missing:
+        yield Bullets(items=tuple(line(text) for text in dict.fromkeys(missing)))
+    elif not rows:
+        yield Paragraph(text="Nothing to part: no two arms have numbers that a source splits.", weight=Weight.NOTE)
 
 
 def _differs(one: _Compared) -> Iterator[Block]:
@@ -256,3 +266,5 @@ def _differs(one: _Compared) -> Iterator[Block]:
         ]
         yield Paragraph(text=f"{line(comparison.a.label)} / {line(comparison.b.label)}:")
         yield Bullets(items=tuple(map(line, told or ["nothing"])))
+    if not one.comparisons:
+        yield Paragraph(text=f"{line(one.run.path.name)}: nothing is compared.", weight=Weight.NOTE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from tuning.serving.plan import (
 )
 from tuning.serving.prompts import Prompt, PromptSet, load_prompts
 from tuning.serving.spec import ServerSpec, Speculation
+from tuning.serving.waves import LEAST_CHUNKS, SETTLE_CHUNKS
 from tuning.workload import short
 
 BASELINE, PROBE = "baseline", "probe"
@@ -81,7 +83,10 @@ def make_plan(request: ServingRequest) -> tuple[ServingPlan, tuple[Prompt, ...]]
     prompt_set = load_prompts(request.prompts or _fitting_prompts(request.server))
     prompts = _chosen(prompt_set, request.requests)
     _require_fit(request.server, prompts)
+    _require_room(request.server, prompts, request.output_tokens)
     arms = tuple(_arms(request))
+    for arm in arms:
+        _require_chunks(arm, request.output_tokens)
     plan = ServingPlan(
         environments=request.environments,
         arms=arms,
@@ -166,6 +171,31 @@ def _require_fit(server: ServerSpec, prompts: Sequence[Prompt]) -> None:
             f"--prompts are texts, and --flag {_NO_TOKENIZER} leaves the server without a tokenizer",
             expected="prompts of token ids",
             todo="say --prompts tokens, or leave the flag out",
+        )
+
+
+def _require_room(server: ServerSpec, prompts: Sequence[Prompt], output_tokens: int) -> None:
+    """Refuse requests that would be cut short, or not taken at all: a prompt of text is a token at least."""
+    longest = max(max(1, len(prompt.tokens)) for prompt in prompts)
+    for option, most in (("--context-length", server.context_length), ("--max-total-tokens", server.max_total_tokens)):
+        if 0 < most < longest + output_tokens:
+            prompt = f"a prompt of {longest:,}" if any(prompt.tokens for prompt in prompts) else "a prompt"
+            raise InputError(
+                f"{option} is {most:,}, and a request holds {prompt} and --output-tokens {output_tokens:,}",
+                expected=f"at least {longest + output_tokens:,}",
+                todo=f"raise {option}, or lower --output-tokens or the length of --prompts",
+            )
+
+
+def _require_chunks(arm: ServingArm, output_tokens: int) -> None:
+    """Refuse answers of which too few chunks come, however the server is: nothing is concluded from them."""
+    tokens_a_chunk = arm.spec.accept_length or 1.0
+    least = math.ceil((SETTLE_CHUNKS + LEAST_CHUNKS) * tokens_a_chunk) + 1
+    if output_tokens < least:
+        raise InputError(
+            f"--output-tokens is {output_tokens}, too few steps of {arm.name} to measure",
+            expected=f"at least {least}; 512 is usual, and with speculation a step takes several",
+            todo="raise it",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -71,15 +71,30 @@ def read_serving_run(path: Path) -> ServingRun:
 
     Raises:
         InputError: it cannot be read, is not a run file, has a version from the future, is of another benchmark, or a
-            line is damaged.
+            line is damaged or lost.
     """
     lines = read_lines(path)
     header = lines.header(BENCHMARK, _header)
-    return ServingRun(path=path, header=header, torn=lines.torn).with_records(lines.records(parse_line))
+    return ServingRun(path=path, header=header, torn=lines.torn).with_records(lines.records(_in_order()))
 
 
 def _header(given: dict[str, Any]) -> ServingHeader:
     return ServingHeader(**{**given, "plan": parse_serving_plan(given["plan"])})
+
+
+def _in_order() -> Callable[[object], ServingRecord]:
+    """Parses the lines of one file, each trial after its start: without that, a line was lost."""
+    launches: set[str] = set()
+
+    def parse(document: object) -> ServingRecord:
+        record = parse_line(document)
+        if isinstance(record, ServerStart):
+            launches.add(record.launch)
+        elif record.launch and record.launch not in launches:
+            raise ValueError(f"a trial of start {short(record.launch)}, of which no line stands before it")
+        return record
+
+    return parse
 
 
 def parse_line(document: object) -> ServingRecord:

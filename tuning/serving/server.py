@@ -23,7 +23,14 @@ from tuning.scratch import new_scratch, remove
 from tuning.serving.container_tree import ContainerTree
 from tuning.serving.flags import Arguments
 from tuning.serving.gpus import holders_after
-from tuning.serving.process_tree import SHARED_MEMORY, HostTree, remove_segments, segments_mapped
+from tuning.serving.process_tree import (
+    SHARED_MEMORY,
+    HostTree,
+    began,
+    end_survivors,
+    remove_segments,
+    segments_mapped,
+)
 from tuning.serving.server_command import server_command
 from tuning.serving.server_ended import ServerEnded, ended
 from tuning.serving.server_log import ServerLog
@@ -88,7 +95,7 @@ class Server:
         self._begun = self._sign = time.monotonic()
         self._looked = 0.0
         self._read, self._dying = 0, False
-        self._pids: set[int] = set()
+        self._pids: dict[int, int] = {}
         self._segments, self._others = set[Path](), others
         self._said_ready: float | None = None
         self._stopped = False
@@ -251,15 +258,17 @@ class Server:
                         self._supervisor.wait(_TERM_SECONDS)
         finally:
             end_supervised(self._supervisor)
+            # None is left, unless the supervisor was killed. In a container the engine ends them.
+            alive = end_survivors(self._pids) if isinstance(self._tree, HostTree) else []
             self._reader.join(_GONE_SECONDS)
             if self._supervisor.stdout and not self._reader.is_alive():
                 self._supervisor.stdout.close()
             remove(self._scratch)  # gone already, unless the supervisor was killed
             remove_segments(self._segments)
-        held = holders_after(self._pids, seconds=_GPU_SECONDS)
+        held = holders_after(set(self._pids), seconds=_GPU_SECONDS)
         stuck = [line for line in self.lines() if line.startswith(_STUCK)]
         left = [f"the folder {self._scratch} could not be removed"] if self._scratch.exists() else []
-        self.left_behind = (*stuck, *map(str, held), *left)
+        self.left_behind = (*stuck, *alive, *map(str, held), *left)
 
     def _follow(self) -> None:
         """Read what it prints until it ends; the thread's body."""
@@ -291,13 +300,13 @@ class Server:
         return _answers(self._port)
 
     def _note_processes(self) -> None:
-        """Remember who may hold GPU memory and shared memory, as long as it can be seen."""
+        """Remember who may hold GPU memory and shared memory, and since when it runs, as long as it can be seen."""
         if isinstance(self._tree, HostTree):
             now = self._tree.pids()
             self._segments |= segments_mapped(now) - self._others
         else:
             now = self._tree.pids() if self._stopped else set()  # each look is a question to the engine
-        self._pids |= now
+        self._pids |= began(now)
 
 
 def _answers(port: int) -> bool:

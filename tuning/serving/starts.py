@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import time
 import uuid
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lanewise.errors import LanewiseError, UnreachableError
+from lanewise.files import shown_path
 from lanewise.redact import Redactor
 from tuning.campaign import why_barred
 from tuning.scratch import sweep_stale_scratch
@@ -44,10 +46,11 @@ class Step:
     """Progress of a run.
 
     Attributes:
-        done, total: starts of the schedule that are over, and all of them.
+        done, total: starts of the schedule that are over, and all of them; 0 and 0 before it begins.
         remark: what happened or is happening, in words.
         finished: whether a start just ended.
         begun: whether this is the first step: from here on there is a run file.
+        stopped: whether the run ends here for want of time, with starts left to do.
     """
 
     done: int
@@ -55,6 +58,7 @@ class Step:
     remark: str
     finished: bool = False
     begun: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +118,18 @@ class Starts:
                 clock = time.monotonic()
                 late = clock + (clock - turn_began) > began + minutes * 60
                 if minutes and late and repetition >= _LEAST_REPETITIONS:
+                    self._tell_stopped(minutes)
                     break
                 turn, turn_began = repetition, clock
             self._group([allowed for start in group if (allowed := self._without_barred(start))])
         return self._writer.run
+
+    def _tell_stopped(self, minutes: float) -> None:
+        remark = (
+            f"stopped for --minutes {minutes:g}, since another repetition would end later: {self._done} of "
+            f"{self._total} starts; go on with --resume {shlex.quote(shown_path(self._writer.path))}"
+        )
+        self._report(Step(done=self._done, total=self._total, remark=remark, stopped=True))
 
     def _is_missing(self, start: Start) -> bool:
         """Whether the run file lacks any trial of this start."""

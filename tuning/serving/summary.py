@@ -112,9 +112,11 @@ def findings(run: ServingRun) -> Iterator[str]:
 def _apart(trials: Sequence[ServingTrial]) -> str:
     """That starts differ by far more than passes within a start, or ""."""
     times = [step_ms(trial) for trial in trials]
-    within = max(_ratio([done.step_ms for done in trial.passes]) for trial in trials) - 1
-    between = _ratio(times) - 1
-    if len(times) < 2 or between < max(APART, _TIMES_APART * within):
+    repeated = [_ratio([done.step_ms for done in trial.passes]) for trial in trials if len(trial.passes) > 1]
+    if not repeated or len(times) < 2:  # one pass agrees with none
+        return ""
+    within, between = max(repeated) - 1, _ratio(times) - 1
+    if between < max(APART, _TIMES_APART * within):
         return ""
     listed = ", ".join(f"{ms:.4g}" for ms in times)
     return f"the start decides: {listed} ms, while passes of one start lie within {within:.1%}"

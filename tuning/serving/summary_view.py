@@ -13,6 +13,7 @@ from lanewise.talk import printable
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import without_numbers
 from tuning.serving.summary import Row, findings, rows
+from tuning.serving.view import share_text
 
 _MOST_FINDINGS = 20
 
@@ -32,7 +33,18 @@ def _table(found: list[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     several = len({row.environment for row in found}) > 1
     names = [*(["environment"] if several else []), "arm"]
-    numbers = ["at once", "starts", "step ms", "accept", "tok/s", "+-", "speed-up", "detectable", "TTFT ms", "TPOT ms"]
+    numbers = [
+        "at once",
+        "starts",
+        "step ms",
+        "accept",
+        "tok/s",
+        "+-",
+        "speed-up",
+        "step detectable",
+        "TTFT ms",
+        "TPOT ms",
+    ]
     for name in names:
         table.add_column(name, no_wrap=True)
     for name in numbers:
@@ -49,7 +61,7 @@ def _table(found: list[Row]) -> Table:
             f"{row.tokens_per_second:.1f}",
             _text(row.spread, "{:.1%}"),
             _text(row.speed_up, "{:.2f}"),
-            _text(row.detectable, "{:.1%}"),
+            share_text(row.detectable),
             _text(row.ttft_ms, "{:.1f}"),
             _text(row.tpot_ms, "{:.2f}"),
             printable(row.source),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +29,13 @@ from tuning.serving.request import ServingRequest, make_plan, parse_flags
 from tuning.serving.runfile import ServingRun, read_serving_run
 from tuning.serving.sides import without_numbers
 from tuning.serving.spec import ServerSpec
-from tuning.serving.starts import Step
+from tuning.serving.starts import Report, Step
 from tuning.trial import Status
 from tuning.workload import short
 
 RUNS = ROOT / "runs"
+_SETTING = re.compile(r"(?!python=|image=)[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+"""Not the two names that --environment takes for itself."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
 
 
@@ -130,6 +133,12 @@ def bench_speculative(
             expected="one of the two: a run that goes on stays in its own file",
             todo="leave --output out, or --resume for a new run",
         )
+    if output and Path(output).is_dir():
+        raise InputError(
+            f"--output is {short(output)}, a folder",
+            expected="the path of a run file that is not there yet",
+            todo=f"name a file in it: --output {shlex.quote(str(Path(output) / 'run.jsonl'))}",
+        )
     if minutes < 0:
         raise InputError(f"--minutes is {minutes}", expected="0 or more", todo="correct it")
     server = ServerSpec(
@@ -169,13 +178,7 @@ def bench_speculative(
         _show_plan(made, json=json)
         return None
     path = Path(resume or output) if resume or output else new_run_path(RUNS, made.benchmark)
-    with talk.track("preparing") as progress:
-
-        def report(step: Step) -> None:
-            if step.begun:
-                talk.say(f"run file: {shown_path(path)}")
-            progress.step(step.done, step.total, step.remark, lasting=step.finished)
-
+    with reported(path) as report:
         if resume:
             run = campaign.resume_run(path, made, chosen, report, minutes=minutes, profile=profile)
         else:
@@ -188,6 +191,32 @@ def bench_speculative(
     return exit_code(run)
 
 
+@contextmanager
+def reported(path: Path) -> Iterator[Report]:
+    """What takes the steps of a run and shows them; where the user breaks it off, how to go on is said."""
+    begun = False
+    with talk.track("preparing") as progress:
+
+        def report(step: Step) -> None:
+            nonlocal begun
+            if step.begun:
+                begun = True
+                talk.say(f"run file: {shown_path(path)}")
+            if step.stopped:
+                talk.say(step.remark)
+            elif step.total:
+                progress.step(step.done, step.total, step.remark, lasting=step.finished)
+            else:
+                progress.remark(step.remark)
+
+        try:
+            yield report
+        except KeyboardInterrupt:
+            if begun:
+                talk.say(f"the same options and --resume {shlex.quote(shown_path(path))} go on with it")
+            raise
+
+
 def exit_code(run: ServingRun) -> ExitCode | None:
     """FAILED where a server broke, or nothing has numbers. What cannot run here is an answer, not a failure."""
     harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
@@ -196,7 +225,8 @@ def exit_code(run: ServingRun) -> ExitCode | None:
 
 
 def _show_plan(plan: ServingPlan, *, json: bool) -> None:
-    commands = planned(plan, prepare(plan))
+    with talk.track("preparing") as progress:
+        commands = planned(plan, prepare(plan, progress.remark))
     if json:
         talk.put_json({"plan": plan.to_dict(), "servers": commands})
         return
@@ -242,6 +272,10 @@ def _environments(
             expected="an interpreter or image with SGLang",
             todo="name one with --python PATH, --image IMAGE, --toolchain NAME or --environment",
         )
+    if wrong := [setting for setting in settings if not _SETTING.match(setting)]:
+        raise InputError(
+            f"--set is {short(wrong[0])}", expected="VARIABLE=VALUE, e.g. NCCL_DEBUG=INFO", todo="correct it"
+        )
     given = parse_environment(shlex.join(["set", *settings])).variables
     return tuple(replace(env, variables={**given, **env.variables}) for env in found)
 
@@ -254,7 +288,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _number(option: str, text: str) -> float:
-    """A fraction or other number that is not whole; 0 where none is given."""
-    if text and not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text, re.ASCII):
-        raise InputError(f"{option} is {short(text)}", expected="a number such as 2.5", todo="correct it")
+    """A fraction or other number that is not whole, and above 0; 0 where none is given."""
+    if text and not (re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text, re.ASCII) and float(text)):
+        raise InputError(
+            f"{option} is {short(text)}", expected="a number above 0, such as 2.5", todo="correct it, or leave it out"
+        )
     return float(text or 0)

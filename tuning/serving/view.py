@@ -15,7 +15,8 @@ from lanewise.talk import printable
 from tuning.serving.attribution import Attribution
 from tuning.serving.comparison import Comparison, Row
 from tuning.serving.estimates import Estimate
-from tuning.serving.pays import Crossing
+from tuning.serving.headline import WOULD, headline, listed
+from tuning.serving.pays import verdict
 from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import ServingSide, without_numbers
@@ -28,73 +29,7 @@ _STYLES: Mapping[Outcome, str] = {
     Outcome.UNDECIDED: "yellow",
     Outcome.NOT_COMPARABLE: "dim",
 }
-_UNSETTLED = (str(Outcome.UNDECIDED), str(Outcome.NOT_COMPARABLE))
 _MOST_WARNINGS = 12
-_ENOUGH_TO_PLAN = 5
-"""Starts from which their spread is known well enough to say how many more it takes."""
-
-
-def headline(comparison: Comparison) -> str:
-    """The verdict in one line."""
-    kind = "A/A, both are the same thing here: " if comparison.is_a_a else ""
-    pair = f"{kind}{comparison.b.label} against {comparison.a.label}: "
-    if comparison.against_baseline:
-        return pair + "; ".join([*_verdicts(comparison), *map(crossing_text, comparison.crossings)])
-    overall = comparison.overall
-    metric = "step time" if comparison.metric == "step_ms" else "tokens per second"
-    change = "" if overall.ratio is None else f", {(overall.ratio - 1):+.1%}{_range(overall)}"
-    return f"{pair}{metric} {overall.outcome}{change}{_because(overall)}{_acceptance_text(comparison)}"
-
-
-def _verdicts(comparison: Comparison) -> Iterator[str]:
-    """Whether speculation pays, at which numbers of requests; and why where that is not known."""
-    verdicts: dict[str, list[Row]] = {}
-    for row in comparison.rows:
-        verdicts.setdefault(verdict_of(row), []).append(row)
-    for verdict, rows in verdicts.items():
-        reasons = dict.fromkeys(row.step.reason for row in rows) if verdict in _UNSETTLED else {}
-        why = f" ({'; '.join(reasons)})" if reasons else ""
-        yield f"{verdict} at {_listed([row.concurrency for row in rows])}{why}"
-
-
-def verdict_of(row: Row) -> str:
-    """Whether speculation pays at this number of requests."""
-    return row.pays.verdict if row.pays else str(Outcome.UNDECIDED)
-
-
-def crossing_text(crossing: Crossing) -> str:
-    """Where speculation stops, or begins, paying."""
-    verb = "stops" if crossing.stops else "begins"
-    return f"{verb} paying between {crossing.low} and {crossing.high} requests (at about {crossing.at:.1f})"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return f"{', '.join(map(str, numbers))} request{'' if list(numbers) == [1] else 's'}"
-
-
-def _range(judgement: Judgement) -> str:
-    if judgement.ci_low is None or judgement.ci_high is None:
-        return ""
-    return f" (95 %: {judgement.ci_low - 1:+.1%} to {judgement.ci_high - 1:+.1%})"
-
-
-def _because(judgement: Judgement) -> str:
-    if judgement.outcome in (Outcome.BETTER, Outcome.WORSE):
-        return ""
-    if judgement.outcome is not Outcome.UNDECIDED or judgement.n < 2:
-        return f"; {judgement.reason}"
-    more = judgement.more_launches or judgement.more_launches_if_same
-    if judgement.n < _ENOUGH_TO_PLAN or more is None:
-        return f"; {judgement.reason}; try --starts {max(_ENOUGH_TO_PLAN, 2 * judgement.n)}"
-    return f"; {judgement.reason}; a run with --starts {judgement.n + more} should settle it"
-
-
-def _acceptance_text(comparison: Comparison) -> str:
-    """What acceptance does beside step time, where both speculate."""
-    if comparison.metric != "step_ms" or not comparison.b.spec.speculation:
-        return ""
-    found = dict.fromkeys(str(row.acceptance.outcome) for row in comparison.rows)
-    return f"; acceptance {' or '.join(found)}"
 
 
 def show(comparison: Comparison, attributions: Sequence[Attribution] = ()) -> RenderableType:
@@ -105,7 +40,7 @@ def show(comparison: Comparison, attributions: Sequence[Attribution] = ()) -> Re
     else:
         lines += [Text("neither has numbers")]
     if any(row.acceptance.b for row in comparison.rows):
-        lines += ["", _paying(comparison.rows) if comparison.against_baseline else _speeds(comparison)]
+        lines += ["", _paying(comparison) if comparison.against_baseline else _speeds(comparison)]
     lines += _categories(comparison.rows)
     lines += _attributed(attributions)
     lines += _said("meant to differ (A / B):", comparison.asked)
@@ -156,15 +91,15 @@ def _judged(judgement: Judgement) -> list[RenderableType]:
     return [
         _number(judgement.ratio, ".3f"),
         _interval(interval),
-        _number(judgement.mde, ".1%"),
+        share_text(judgement.mde),
         Text(str(judgement.outcome), style=_STYLES[judgement.outcome]),
     ]
 
 
-def _paying(rows: Sequence[Row]) -> Table:
+def _paying(comparison: Comparison) -> Table:
     headings = ("accept", "95 %", "break-even", "95 %", "tok/s A", "tok/s B", "speed-up", "95 %")
     table = _table("at once", *headings, "verdict")
-    for row in rows:
+    for row in comparison.rows:
         found = row.pays
         table.add_row(
             str(row.concurrency),
@@ -172,9 +107,17 @@ def _paying(rows: Sequence[Row]) -> Table:
             *_with_interval(found.break_even if found else None),
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
             *_with_interval(found.speed_up if found else None),
-            Text(verdict_of(row), style=_STYLES[found.outcome if found else Outcome.UNDECIDED]),
+            _verdict(comparison, row.speed.outcome),
         )
+    if len(comparison.rows) > 1:
+        over_all = _judged(comparison.overall)[:2]
+        table.add_row("all", *[""] * 6, *over_all, _verdict(comparison, comparison.overall.outcome))
     return table
+
+
+def _verdict(comparison: Comparison, outcome: Outcome) -> Text:
+    words = WOULD.get(outcome) if comparison.b.spec.accept_length else None
+    return Text(words or verdict(outcome), style=_STYLES[outcome])
 
 
 def _with_interval(estimate: Estimate | None) -> tuple[str, str]:
@@ -183,9 +126,10 @@ def _with_interval(estimate: Estimate | None) -> tuple[str, str]:
 
 def _speeds(comparison: Comparison) -> Table:
     headings = ("accept A", "accept B", "B/A", "95 %", "outcome", "tok/s A", "tok/s B", "B with A's acceptance")
-    table = _table("at once", *headings)
+    decides = comparison.metric == "tokens_per_second"
+    table = _table("at once", *headings, *(("tok/s B/A", "95 %", "verdict") if decides else ()))
     for row in comparison.rows:
-        accepted = row.acceptance
+        accepted, judged = row.acceptance, _judged(row.speed)
         table.add_row(
             str(row.concurrency),
             *(_number(one.value if one else None, ".3f") for one in (accepted.a, accepted.b, accepted.ratio)),
@@ -193,6 +137,7 @@ def _speeds(comparison: Comparison) -> Table:
             Text(str(accepted.outcome), style=_STYLES[accepted.outcome]) if accepted.outcome else "-",
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
             _number(row.at_acceptance_of_a, ",.1f"),
+            *([*judged[:2], judged[-1]] if decides else []),
         )
     return table
 
@@ -225,16 +170,23 @@ def outputs_notes(comparison: Comparison) -> Iterator[str]:
 
 def _attributed(attributions: Sequence[Attribution]) -> Iterator[RenderableType]:
     """A table for each number of requests of which something is told, then what is not, once."""
-    for found in [one for one in attributions if one.splits] or attributions[:1]:
-        requests = _listed([found.concurrency])
-        yield ""
-        yield Text(f"where {found.difference.value:+.3f} ms a step come from, B less A, at {requests}:")
+    for found in attributions:
         if found.splits:
+            yield ""
+            yield Text(f"{_where(found)}:")
             yield _splits(found)
+    if any(one.missing for one in attributions) and not any(one.splits for one in attributions):
+        yield ""
+        yield Text(f"{_where(attributions[0])}: no source tells")
     for text in dict.fromkeys(line for one in attributions for line in one.missing):
         at = [one.concurrency for one in attributions if text in one.missing]
-        where = "" if len(at) == len(attributions) else f" (at {_listed(at)})"
+        where = "" if len(at) == len(attributions) else f" (at {listed(at)})"
         yield Text(f"not told: {printable(text)}{where}")
+
+
+def _where(found: Attribution) -> str:
+    requests = listed([found.concurrency])
+    return f"where {found.difference.value:+.3f} ms a step come from, B less A, at {requests}"
 
 
 def _splits(found: Attribution) -> Table:
@@ -256,6 +208,11 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+def share_text(share: float | None) -> str:
+    """A share, such as the smallest difference that would be found; how far it lies above all there is says nothing."""
+    return ">100%" if share is not None and share > 1 else _number(share, ".1%")
+
+
 def _interval(estimate: Estimate | None, form: str = ".3f") -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return "-"
@@ -265,7 +222,8 @@ def _interval(estimate: Estimate | None, form: str = ".3f") -> str:
 def legend() -> Text:
     """What columns mean."""
     return Text(
-        "A, B: medians over server starts, which pair by their turn. Accept: tokens a step, 95 % over prompts.\n"
+        "A, B: medians over server starts, which pair by their turn. Accept: tokens a step, 95 % over prompts,\n"
+        "and without an interval where nothing tells it by prompt.\n"
         "Break-even: step time B over A; speculation pays where accept exceeds it. MDE: minimum detectable effect,\n"
         "the smallest difference that so many starts would find 4 times in 5.",
         style="dim",

@@ -6,9 +6,10 @@ import json as to_json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 from rich.console import Group, RenderableType
@@ -22,13 +23,14 @@ from lanewise.verbs import verb
 from tuning.arms import middle
 from tuning.serving.counters import Metrics
 from tuning.serving.runfile import read_serving_run
-from tuning.serving.scrape import Address, parse_address, scrape
+from tuning.serving.scrape import Address, parse_address, scrape, server_info
 from tuning.serving.sides import ServingSide, step_ms
-from tuning.serving.watch import Baseline, Glance, glance
+from tuning.serving.spec import ServerSpec
+from tuning.serving.watch import Baseline, Glance, doubt, glance
 from tuning.workload import short
 
 PATIENCE = 3
-"""Readings in a row without an answer after which the server is gone: a busy one may miss one."""
+"""Readings in a row without counters after which the watch ends: a busy server may miss one."""
 _TIMEOUT_SECONDS = 5.0
 _MOST_INTERVAL = 3_600
 _COLUMNS = ("running", "queue", "tok/s", "step ms", "accept", "break-even", "graph")
@@ -60,7 +62,7 @@ def watch(
             expected=f"seconds from 1 to {_MOST_INTERVAL:,}, and 0 or more windows",
             todo="correct it",
         )
-    baseline = _baseline(baseline_ms, baseline_run)
+    baseline = _baseline(address, baseline_ms, baseline_run)
     with ExitStack() as stack:
         show = _shower(stack, address, json=json)
         for seen in glances(lambda: scrape(address, _TIMEOUT_SECONDS), float(interval), count, baseline):
@@ -77,8 +79,8 @@ def glances(read: Callable[[], Metrics], interval: float, count: int, baseline: 
         baseline: step time without speculation, where it is known.
 
     Raises:
-        UnreachableError: it did not answer the first time, or `PATIENCE` times in a row.
-        LanewiseError: it answers without counters.
+        UnreachableError: it did not answer the first time, or gave no counters `PATIENCE` times in a row.
+        LanewiseError: it answered the first time without counters.
     """
     before, at = read(), time.monotonic()
     shown = missed = 0
@@ -86,7 +88,7 @@ def glances(read: Callable[[], Metrics], interval: float, count: int, baseline: 
         time.sleep(interval)
         try:
             after, now = read(), time.monotonic()
-        except UnreachableError as error:
+        except LanewiseError as error:
             if (missed := missed + 1) >= PATIENCE:
                 raise _gone(error, missed) from error
             continue
@@ -96,14 +98,15 @@ def glances(read: Callable[[], Metrics], interval: float, count: int, baseline: 
 
 
 def _gone(error: LanewiseError, missed: int) -> UnreachableError:
+    gone = "is gone" if isinstance(error, UnreachableError) else "gives no counters any more"
     return UnreachableError(
-        f"the server is gone: {error.what}, {missed} times in a row",
+        f"the server {gone}: {error.what}, {missed} times in a row",
         expected="a server that goes on answering",
         todo="see what its log says last: ./inv diagnose its log, or start it again and watch anew",
     )
 
 
-def _baseline(milliseconds: str, run_file: str) -> Baseline | None:
+def _baseline(address: Address, milliseconds: str, run_file: str) -> Baseline | None:
     if milliseconds and run_file:
         raise InputError(
             "--baseline-ms and --baseline-run are both given", expected="one of them", todo="leave one out"
@@ -123,7 +126,19 @@ def _baseline(milliseconds: str, run_file: str) -> Baseline | None:
             expected="a run whose first arm is a baseline with numbers",
             todo="name another, or say --baseline-ms",
         )
-    return Baseline(source=run.path.name, by_concurrency=known)
+    return _compared(Baseline(source=run.path.name, by_concurrency=known), side.spec, address)
+
+
+def _compared(baseline: Baseline, spec: ServerSpec, address: Address) -> Baseline:
+    """The baseline with what speaks against it, said once; advice repeats it."""
+    info: dict[str, Any] = {}
+    with suppress(UnreachableError):  # the first reading says so, where it is gone altogether
+        info = server_info(address, _TIMEOUT_SECONDS)
+    if not {"model_path", "tp_size"} & info.keys():
+        talk.say("note: the server does not tell its model: whether the baseline is of the same one is not known")
+    if found := doubt(spec, info):
+        talk.say(f"warning: {found}: break-even may mean nothing")
+    return replace(baseline, doubt=found)
 
 
 def _number(text: str) -> float:

@@ -130,6 +130,40 @@ def test_one_gpu_is_not_asked_for_allreduces() -> None:
     assert found.missing == (NO_PROBE,)
 
 
+def test_an_allreduce_run_beside_one_gpu_is_said_not_to_count() -> None:
+    plan = fake_serving_plan(fake_arm("default/baseline"), fake_arm("default/2-1-3", speculation=SPECULATION))
+    found = attributed(fake_serving_run(plan, step), "default/baseline", "default/2-1-3", reduced())
+    assert found.missing == (NO_PROBE, "the allreduce run does not count: one GPU has no allreduces")
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "says"), [(8, "no numbers of 24 rows; add 24 to --concurrency"), (32, "a pass has 96 rows")]
+)
+def test_where_a_probe_lacks_rows_it_says_what_to_measure(concurrency: int, says: str) -> None:
+    numbers = (concurrency,)
+    speculative = fake_arm("default/2-1-3", *numbers, speculation=SPECULATION)
+    plan = fake_serving_plan(fake_arm("default/baseline", *numbers), speculative, fake_arm("default/probe", 1, 2, 3, 4))
+    run = fake_serving_run(plan, step)
+    sides = [ServingSide(environment="host", arm=arm, run=run) for arm in ("default/baseline", "default/2-1-3")]
+    found = attribute(sides[0], sides[1], concurrency)
+    assert found is not None
+    (line,) = found.missing
+    assert says in line
+    assert "--probe" not in line
+
+
+def test_two_arms_without_speculation_have_no_drafting_to_tell() -> None:
+    run = served("nccl", "nccl-p2p-off")
+    alone = attributed(run, "nccl/baseline", "nccl-p2p-off/baseline")
+    assert alone.splits == ()
+    assert not [line for line in alone.missing if "drafting" in line]
+    found = attributed(run, "nccl/baseline", "nccl-p2p-off/baseline", reduced())
+    assert list(parts(found, "allreduce run")) == [
+        "allreduces of the target's pass",
+        "everything else of the target's pass",
+    ]
+
+
 @pytest.mark.parametrize(
     ("run", "why"),
     [

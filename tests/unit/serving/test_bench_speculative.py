@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from invoke.collection import Collection
 from invoke.program import Program
 
 from tests.unit.serving.runs import fake_environment
-from tuning.serving import measure
+from tuning.serving import campaign, measure, starts
 from tuning.serving.runfile import read_serving_run
 from tuning.serving.verbs import bench_speculative
 
@@ -70,7 +72,7 @@ def test_going_on_needs_the_same_options_again(tmp_path: Path, capsys: Any) -> N
     assert "other.jsonl' beside --resume" in err
     code, _, err = call(*begun, "--set", "LD_PRELOAD=/tmp/x.so", "--resume", str(path), capsys=capsys)
     assert code == 2
-    assert "environments differ" in err
+    assert "LD_PRELOAD: nothing / /tmp/x.so" in err
 
 
 def test_a_plan_shows_the_argument_vectors_and_starts_nothing(tmp_path: Path, capsys: Any) -> None:
@@ -98,6 +100,13 @@ def test_a_plan_shows_the_argument_vectors_and_starts_nothing(tmp_path: Path, ca
         (["--set", "HF_TOKEN=abcdefghij"], "looks like a secret"),
         (["--prompts", "/nothing.jsonl"], "no such file"),
         (["--margin", "x"], "--margin is 'x'"),
+        (["--margin", "0"], "--margin is '0'"),
+        (["--accept-length", "0"], "--accept-length is '0'"),
+        (["--accept-length", "0.0"], "--accept-length is '0.0'"),
+        (["--memory-fraction", "0"], "--memory-fraction is '0'"),
+        (["--set", "FOO"], "--set is 'FOO'"),
+        (["--set", "python=/evil"], "--set is 'python=/evil'"),
+        (["--context-length", "10"], "--context-length is 10"),
         (["--draft", "d"], "no --speculation is given"),
         (["--minutes", "-1"], "--minutes is -1"),
     ],
@@ -143,6 +152,42 @@ def test_a_server_that_breaks_ends_in_exit_code_1_and_its_cause_in_the_table(tmp
     assert "default/baseline at 1, start 1: launch_failed:" in out
     assert out.startswith("nothing has numbers\n")
     assert "step ms" not in out, "no head of a table without rows"
+
+
+def test_a_folder_as_output_is_no_run_to_go_on_with(tmp_path: Path, capsys: Any) -> None:
+    code, _, err = call(*where(tmp_path), *FEW, "--output", str(tmp_path), capsys=capsys)
+    assert code == 2
+    assert "a folder" in err
+    assert f"--output {tmp_path / 'run.jsonl'}" in err
+    assert "--resume" not in err
+
+
+def test_a_run_that_is_broken_off_says_how_it_goes_on(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_given: Any, **_more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(starts, "measure", interrupted)
+    path = tmp_path / "r.jsonl"
+    code, _, err = call(*where(tmp_path), *FEW, "--output", str(path), capsys=capsys)
+    assert code == 130
+    assert f"--resume {path} go on with it" in err
+    assert "interrupted" in err
+    monkeypatch.setattr(campaign, "prepare", interrupted)
+    code, _, err = call(*where(tmp_path), *FEW, "--output", str(tmp_path / "other.jsonl"), capsys=capsys)
+    assert (code, "--resume" in err) == (130, False)
+
+
+def test_a_run_out_of_time_says_what_is_left(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(step=100.0)
+    monkeypatch.setattr(starts, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    path = tmp_path / "r.jsonl"
+    words = (*where(tmp_path), *FEW, "--starts", "3", "--minutes", "1", "--output", str(path))
+    code, _, err = call(*words, capsys=capsys)
+    assert code == 0, err
+    assert "stopped for --minutes 1" in err
+    assert f"2 of 3 starts; go on with --resume {path}" in err
 
 
 def test_two_interpreters_are_two_environments(tmp_path: Path, capsys: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import uuid
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import pytest
 
 from lanewise.errors import InputError
 from tests.unit.serving.runs import carry_out, fake_environment, fake_request
-from tuning.serving import measure, profiled, starts
+from tuning.plan import Environment
+from tuning.serving import measure, prepared, profiled, starts
 from tuning.serving.campaign import resume_run, start_run
 from tuning.serving.plan import ServingPlan
 from tuning.serving.ports import Ports, held_ports
@@ -191,7 +193,7 @@ def test_a_port_that_is_taken_meanwhile_costs_nothing(
 
 def test_starts_of_two_speeds_are_told(tmp_path: Path, model: str) -> None:
     fake = {"modes": (1.0, 1.6), "starts": str(tmp_path / "count"), "compute_ms": 6.0}
-    run = quick(tmp_path, model, fake=fake, starts=4)
+    run = quick(tmp_path, model, fake=fake, starts=4, passes=2)
     assert any("the start decides" in finding for finding in findings(run))
 
 
@@ -261,12 +263,70 @@ def test_going_on_takes_the_plan_that_the_run_was_begun_with_and_no_other(tmp_pa
     again = resume_run(run.path, plan, prompts, lambda step: None)
     assert again.trials == run.trials, "nothing is missing"
     other = replace(plan, environments=(replace(plan.environments[0], python="/evil/python"),), passes=5)
-    with pytest.raises(InputError, match="environments, passes differ") as caught:
+    with pytest.raises(InputError, match="passes: 1 / 5") as caught:
         resume_run(run.path, other, prompts, lambda step: None)
+    assert "host python: " in str(caught.value)
+    assert "/ /evil/python" in str(caught.value)
     assert "never run" in str(caught.value)
+
+
+def test_the_command_of_a_run_is_told_whole_and_as_a_shell_takes_it(tmp_path: Path, model: str) -> None:
+    plan, prompts = planned(tmp_path, model)
+    command = ["./inv", "bench-speculative", "--set", "A=b c", *("--flag", "x=" + "1" * 500), "--minutes", "9"]
+    run = start_run(plan, prompts, tmp_path / "r.jsonl", lambda step: None, command=command)
+    with pytest.raises(InputError) as caught:
+        resume_run(run.path, replace(plan, starts=2), prompts, lambda step: None)
+    assert caught.value.todo.endswith(shlex.join(command))
+    assert "starts: 1 / 2" in caught.value.what
+
+
+def test_plans_that_differ_in_much_are_told_by_a_few_differences(tmp_path: Path, model: str) -> None:
+    run = quick(tmp_path, model)
+    plan, prompts = planned(tmp_path, model)
+    other = replace(plan, starts=2, passes=5, seed=9, margin=0.5, timeout=77, output_tokens=99)
+    with pytest.raises(InputError) as caught:
+        resume_run(run.path, other, prompts, lambda step: None)
+    assert caught.value.what.endswith("seed: 1 / 9; 2 more")
 
 
 def test_a_run_begins_no_repetition_that_would_end_too_late(tmp_path: Path, model: str) -> None:
     plan, prompts = planned(tmp_path, model, starts=5)
-    run = start_run(plan, prompts, tmp_path / "r.jsonl", lambda step: None, command=["test"], minutes=0.001)
+    steps: list[Step] = []
+    run = start_run(plan, prompts, tmp_path / "r.jsonl", steps.append, command=["test"], minutes=0.001)
     assert len(run.trials) == 2
+    (stopped,) = [step.remark for step in steps if step.stopped]
+    assert "--minutes 0.001" in stopped
+    assert "2 of 5 starts; go on with --resume" in stopped
+    assert str(run.path) in stopped
+
+
+def test_a_launcher_is_asked_only_where_its_answer_counts_and_that_is_told(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fake_flags(environment: Environment) -> frozenset[str]:
+        asked.append(environment.name)
+        return frozenset()
+
+    monkeypatch.setattr(prepared, "help_flags", fake_flags)
+    steps: list[Step] = []
+    for release, said, times in (("0.4.0", "'0.4.0' is not supported", 0), ("0.99.0", "0.99.0 are not known", 1)):
+        (tmp_path / release).mkdir()
+        plan, prompts = make_plan(fake_request(tmp_path / release, release=release, server={"model": model}))
+        with pytest.raises(InputError, match=said):
+            start_run(plan, prompts, tmp_path / "r.jsonl", steps.append, command=["test"])
+        assert len(asked) == times
+    (step,) = steps
+    assert "asking the launcher of SGLang 0.99.0 for its flags" in step.remark
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft"])
+def test_a_folder_without_config_json_is_refused_before_a_run_file_is_made(tmp_path: Path, option: str) -> None:
+    (tmp_path / "empty").mkdir()
+    empty = str(tmp_path / "empty")
+    asked = {"draft": empty if option == "--draft" else "d", "speculations": ("2/1/3",)}
+    plan, prompts = planned(tmp_path, empty if option == "--model" else "m", **asked)
+    with pytest.raises(InputError, match=f"{option} is .*/empty, a folder without config.json"):
+        start_run(plan, prompts, tmp_path / "r.jsonl", lambda step: None, command=["test"])
+    assert not (tmp_path / "r.jsonl").exists()

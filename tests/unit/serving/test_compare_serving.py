@@ -24,10 +24,11 @@ from tuning.serving.acceptance import Counts, accept_length, accept_ratio
 from tuning.serving.compare import compare_serving_names, serving_overview
 from tuning.serving.comparison import Comparison
 from tuning.serving.estimates import Estimate, certain, of_mean
+from tuning.serving.headline import headline
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import find_sides
-from tuning.serving.view import headline
 from tuning.stats import Outcome
+from tuning.trial import Status
 
 OTHER = fake_arm("custom/baseline")
 TOGETHER = (1, 2, 4, 8, 16)
@@ -346,19 +347,167 @@ def test_a_lost_start_takes_its_partner_with_it_and_is_said() -> None:
     assert (gone.overall.outcome, gone.rows[0].step_ms[1], gone.rows[0].pays) == (Outcome.UNDECIDED, None, None)
 
 
-def test_without_verify_passes_of_requests_starts_are_the_unit_of_acceptance() -> None:
-    run = fake_serving_run(fake_serving_plan(starts=4), flat)
+def silent(run: ServingRun) -> ServingRun:
+    """The same of a server that counts verify passes of all requests together only."""
+    trials = tuple(
+        replace(
+            trial,
+            passes=tuple(
+                replace(done, requests=tuple(replace(r, verify_passes=None) for r in done.requests))
+                for done in trial.passes
+            ),
+        )
+        for trial in run.trials
+    )
+    return replace(run, trials=trials)
 
-    def silent(trial):
-        done = [replace(p, requests=tuple(replace(r, verify_passes=None) for r in p.requests)) for p in trial.passes]
-        return replace(trial, passes=tuple(done))
 
-    (row,) = compared(replace(run, trials=tuple(map(silent, run.trials)))).rows
+def test_where_nothing_tells_acceptance_by_prompt_starts_are_no_evidence_on_it() -> None:
+    found = compared(silent(fake_serving_run(fake_serving_plan(starts=4), flat)))
+    (row,) = found.rows
     assert row.acceptance.prompts == 0
     assert row.acceptance.b is not None
-    assert row.acceptance.b.value == pytest.approx(tau())
+    assert (row.acceptance.b.value, row.acceptance.b.low) == (pytest.approx(tau()), None)
+    assert row.pays is not None
+    assert {row.pays.outcome, row.speed.outcome, found.overall.outcome} == {Outcome.UNDECIDED}
+    assert "undecided at 1 request (nothing tells acceptance by prompt" in headline(found)
+
+
+def test_simulated_acceptance_that_no_request_tells_is_drawn_by_start() -> None:
+    simulated = fake_arm("default/2-1-3", speculation=SPECULATION, accept_length=2.4)
+    (row,) = compared(silent(fake_serving_run(fake_serving_plan(BASELINE, simulated, starts=4), flat))).rows
+    assert row.acceptance.b is not None
+    assert row.acceptance.b.low is not None
     assert row.pays is not None
     assert row.pays.outcome is Outcome.BETTER
+
+
+def one_prompt(run: ServingRun) -> ServingRun:
+    trials = (
+        replace(trial, passes=tuple(replace(done, requests=done.requests[:1]) for done in trial.passes))
+        for trial in run.trials
+    )
+    return replace(run, trials=tuple(trials))
+
+
+def test_one_prompt_alone_does_not_tell_whether_speculation_pays() -> None:
+    found = compared(one_prompt(fake_serving_run(fake_serving_plan(starts=4), flat)))
+    assert found.overall.outcome is Outcome.UNDECIDED
+    assert "undecided at 1 request (one prompt alone" in headline(found)
+
+
+def near(_environment: str, arm: str, _concurrency: int, _repetition: int) -> float:
+    """Steps of speculation are just short enough by the mean of these prompts, and not by prompts such as these."""
+    return 10 * tau() / 1.04 if arm.endswith("2-1-3") else 10.0
+
+
+def test_one_verdict_is_told_everywhere_and_holds_the_spread_of_prompts() -> None:
+    found = compared(fake_serving_run(fake_serving_plan(starts=4), near))
+    (row,) = found.rows
+    assert row.pays is not None
+    assert row.step.ci_low is not None
+    assert {row.pays.outcome, row.speed.outcome, found.overall.outcome} == {Outcome.UNDECIDED}
+    assert found.outcomes(every_row=True) == {Outcome.UNDECIDED}
+    assert (row.speed.ratio, row.speed.ci_low, row.speed.ci_high) == (
+        row.pays.speed_up.value,
+        row.pays.speed_up.low,
+        row.pays.speed_up.high,
+    )
+    assert found.overall.ci_low == pytest.approx(row.speed.ci_low)
+
+
+def test_an_undecided_verdict_says_which_interval_leaves_it_open() -> None:
+    by_prompts = headline(compared(fake_serving_run(fake_serving_plan(starts=4), near)))
+    accept = accept_length({p: Counts(tokens=200, passes=round(200 / fake_accept(p, 2))) for p, _ in PROMPTS})
+    assert accept is not None
+    assert f"(the accept length, {accept.low:.3f} to {accept.high:.3f}, holds the break-even" in by_prompts
+    assert "more prompts would tell" in by_prompts
+    run = fake_serving_run(fake_serving_plan(starts=3), near, spread=0.1, accept=lambda _prompt, _steps: tau())
+    by_starts = headline(compared(run))
+    assert "(the break-even, " in by_starts
+    assert f"holds the accept length {200 / round(200 / tau()):.3f}, and more --starts would tell" in by_starts
+
+
+def test_a_difference_below_what_counts_says_so() -> None:
+    def barely(_environment: str, arm: str, _concurrency: int, _repetition: int) -> float:
+        return 10 * 2 / 1.017 if arm.endswith("2-1-3") else 10.0
+
+    plan = fake_serving_plan(starts=6, margin=0.01)
+    found = compared(fake_serving_run(plan, barely, spread=1e-5, accept=lambda _prompt, _steps: 2.0))
+    assert "undecided at 1 request (the difference 1.7 % is below 2.0 %, the least that counts)" in headline(found)
+
+
+def test_acceptance_over_prompts_is_in_the_speed_of_two_that_speculate() -> None:
+    """B drafts more and accepts more of some prompts and less of others; starts agree that it is faster on these."""
+    more = fake_arm("default/3-1-4", speculation=replace(SPECULATION, steps=3, draft_tokens=4))
+
+    def accept(prompt: str, steps: int) -> float:
+        return 2.0 if steps == 2 else 2.0 * (1.5 if prompt.endswith(("0", "1")) else 0.75)
+
+    run = fake_serving_run(
+        fake_serving_plan(EAGLE, more, starts=5), lambda _e, a, _c, _r: 9.0 if a == more.name else 10.0, accept=accept
+    )
+    found = compared(run, EAGLE.name, more.name)
+    (row,) = found.rows
+    assert found.metric == "tokens_per_second"
+    assert row.step.outcome is Outcome.BETTER
+    assert {row.speed.outcome, found.overall.outcome} == {Outcome.UNDECIDED}
+    assert "the accept length B/A, " in headline(found)
+    assert "--starts" not in headline(found)
+
+
+def test_over_several_numbers_of_requests_the_answer_is_said_where_theirs_is_another() -> None:
+    arms = (fake_arm("default/baseline", 1, 8), fake_arm("default/2-1-3", 1, 8, speculation=SPECULATION))
+
+    def truth(_environment: str, arm: str, concurrency: int, _repetition: int) -> float:
+        return 10 * (1.1 if concurrency == 1 else 2.3) if arm.endswith("3") else 10.0
+
+    found = compared(fake_serving_run(fake_serving_plan(*arms, starts=4), truth))
+    assert [row.speed.outcome for row in found.rows] == [Outcome.BETTER, Outcome.WORSE]
+    assert found.overall.outcome is Outcome.BETTER
+    assert found.overall.ratio == pytest.approx(math.sqrt(tau() / 1.1 * tau() / 2.3), rel=0.01)
+    assert headline(found).endswith("; over all of these: pays")
+
+
+def test_simulated_acceptance_would_pay() -> None:
+    simulated = fake_arm("default/2-1-3", speculation=SPECULATION, accept_length=2.5)
+    found = compared(fake_serving_run(fake_serving_plan(BASELINE, simulated, starts=4), flat))
+    assert headline(found).endswith(": would pay at an accept length of 2.5 (simulated) at 1 request")
+
+
+def test_failures_are_pointed_to_only_where_there_are_some() -> None:
+    run = fake_serving_run(fake_serving_plan(starts=4), flat)
+    last = [t for t in run.trials if t.repetition == 3 and t.arm == EAGLE.name]
+    kept = tuple(t for t in run.trials if t not in last)
+    failed = tuple(replace(t, status=Status.CRASHED, passes=(), reason="x") for t in last)
+    (absent,) = [w for w in compared(replace(run, trials=kept)).warnings if "3 of 4" in w]
+    (broken,) = [w for w in compared(replace(run, trials=kept + failed)).warnings if "3 of 4" in w]
+    assert ("failures below" in absent, "failures below" in broken) == (False, True)
+
+
+def test_one_fact_is_listed_once() -> None:
+    before, after = (
+        {"libraries": {"sglang": v}, "variables": {"B": v}, "parts": [{"name": n, "clock": v} for n in "pq"]}
+        for v in ("1", "2")
+    )
+    run = fake_serving_run(
+        fake_serving_plan(BASELINE, environments=("x", "y")),
+        lambda *_: 10.0,
+        environments={"x": {**before, "nccl": {}}, "y": {**after, "nccl": {"A": {"value": "2", "source": "file"}}}},
+        release=lambda environment: "1" if environment == "x" else "2",
+        resolved=lambda environment, _arm: {
+            "version": "1" if environment == "x" else "2",
+            "B": {"x": 1, "y": 2}[environment],
+        },
+    )
+    starts = {k: replace(s, variables={} if s.environment == "x" else {"A": "2"}) for k, s in run.starts.items()}
+    assert compared(replace(run, starts=starts), "x", "y").differs == (
+        "libraries sglang: 1 / 2",
+        "nccl A: nothing / 2 (file)",
+        "parts p clock: 1 / 2",
+        "parts q clock: 1 / 2",
+        "variables B: 1 / 2",
+    )
 
 
 def test_answers_are_counted_by_hash_where_they_mean_something() -> None:
@@ -439,8 +588,13 @@ def test_an_environment_goes_before_an_arm_without_its_backend() -> None:
 
 def test_an_environment_and_an_arm_do_not_go_together() -> None:
     run = fake_serving_run(fake_serving_plan(environments=("x", "y")), flat)
-    with pytest.raises(InputError, match="an arm and an environment"):
+    with pytest.raises(InputError, match="'x' is one arm in one environment, 'default/2-1-3' an arm in every"):
         compared(run, "x", "default/2-1-3")
+    with pytest.raises(InputError, match="'x' is one arm in one environment, 'default/2-1-3' an arm in every"):
+        compared(run, "default/2-1-3", "x")
+    with pytest.raises(InputError) as caught:
+        compared(run, "x", "default/baseline")
+    assert caught.value.todo == "say, for example, x:default/baseline y:default/baseline"
 
 
 def test_arms_without_a_common_number_of_requests_are_refused() -> None:

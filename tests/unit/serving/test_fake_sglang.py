@@ -125,8 +125,8 @@ def test_an_eager_fake_says_so(tmp_path) -> None:
 
 
 def test_stated_counts_can_be_wrong(tmp_path) -> None:
-    with fake_server(tmp_path, wrong_counts=5, **FAST) as fake:
-        assert ask(fake).requests[0].completion_tokens == 65
+    with fake_server(tmp_path, wrong_counts=-5, **FAST) as fake:
+        assert ask(fake).requests[0].completion_tokens == 55
 
 
 def ended(tmp_path, *flags: str, port: int | None = None, **options: object) -> tuple[int, str]:

@@ -43,9 +43,11 @@ def test_a_launcher_that_fails_tells_no_flags(tmp_path: Path) -> None:
     assert help_flags(fake(tmp_path, f"print({HELP!r}); raise SystemExit(1)")) == frozenset()
 
 
-def test_one_that_talks_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", ["while True: print('  --x')", "import time; time.sleep(600)"])
+def test_one_that_does_not_end_is_said_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
     monkeypatch.setattr(installed, "_SECONDS", 0.5)
-    assert help_flags(fake(tmp_path, "while True: print('  --x')")) == frozenset()
+    with pytest.raises(InputError, match=r"environment here, .* -m sglang.launch_server --help' did not end within"):
+        help_flags(fake(tmp_path, launcher))
 
 
 def test_an_environment_without_it_is_told_so(tmp_path: Path) -> None:

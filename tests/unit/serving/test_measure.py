@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import statistics
 import threading
@@ -115,12 +116,51 @@ def test_requests_that_never_decode_together_have_no_numbers(tmp_path: Path) -> 
 
 
 def test_counts_that_the_server_itself_contradicts_are_a_finding(tmp_path: Path) -> None:
-    ((trial,), start) = measured(tmp_path, **quick(wrong_counts=-5))
+    ((trial,), start) = measured(tmp_path, **{**quick(wrong_counts=-1), "output_tokens": 128})
     assert trial.passes[0].source == "requests"
     (found,) = [finding for finding in start.findings if "counters gained" in finding]
     waves = len(trial.warm_up) + len(trial.passes)
     assert f"in {waves} waves the server's" in found, "once, however many there were"
-    assert "(first 64 where they hold 59)" in found
+    assert "(first 128 where they hold 127)" in found
+
+
+def test_a_trial_whose_answers_and_counters_contradict_each_other_has_no_numbers(tmp_path: Path) -> None:
+    ((trial,), start) = measured(tmp_path, **quick(wrong_counts=-5))
+    assert (trial.status, trial.passes) == (Status.UNREADABLE, ())
+    assert "its answers hold 118 tokens, and the server's counters gained 128" in trial.reason
+    assert start.status is Status.OK, "the server lives"
+
+
+def test_a_server_that_others_use_meanwhile_gives_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = measure.generate
+
+    def with_another(url: str, load: Load, **more: Any) -> Served:
+        real(url, replace(load, max_tokens=20), concurrency=1, timeout=10)
+        return real(url, load, **more)
+
+    monkeypatch.setattr(measure, "generate", with_another)
+    ((trial,), _) = measured(tmp_path, **quick())
+    assert (trial.status, trial.passes) == (Status.UNREADABLE, ())
+    assert "somebody else uses it" in trial.reason
+
+
+def test_counters_that_count_nothing_contradict_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = measure.metrics
+
+    def stuck(url: str) -> str:
+        return re.sub(r"(generation_tokens_total\S*) \S+", r"\1 0.0", real(url))
+
+    monkeypatch.setattr(measure, "metrics", stuck)
+    monkeypatch.setattr(measure, "_SETTLED_SECONDS", 0.05)
+    ((trial,), _) = measured(tmp_path, **quick())
+    assert trial.ok, trial.reason
+    assert {done.source for done in trial.passes} == {"requests"}
+
+
+def test_more_tokens_than_were_asked_for_are_unreadable_by_both_numbers(tmp_path: Path) -> None:
+    ((trial,), _) = measured(tmp_path, **quick(wrong_counts=7))
+    assert (trial.status, trial.passes) == (Status.UNREADABLE, ())
+    assert "completion_tokens is 71, and at most 64 were asked for" in trial.reason
 
 
 def test_a_stream_that_ends_too_early_is_unreadable_and_says_where(tmp_path: Path) -> None:

@@ -137,6 +137,17 @@ def test_one_that_ignores_sigterm_is_killed(start: Starter) -> None:
     assert not [pid for pid in tree if Path(f"/proc/{pid}").exists()]
 
 
+def test_a_supervisor_that_is_killed_leaves_no_process_of_the_tree(start: Starter) -> None:
+    with start(children=2, stubborn=True) as server:
+        tree = descendants(server._supervisor.pid)
+        assert len(tree) == 3
+        server._supervisor.kill()
+        why = server.failure()
+    assert why.status is Status.CRASHED
+    assert {state(pid) for pid in tree if Path(f"/proc/{pid}").exists()} <= {"Z"}, "init may not have reaped it yet"
+    assert server.left_behind == ()
+
+
 def test_a_frozen_tree_does_nothing_until_it_is_thawed_and_can_be_stopped_frozen(start: Starter) -> None:
     with start(children=1) as server:
         tree = descendants(server._supervisor.pid)

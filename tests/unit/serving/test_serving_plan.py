@@ -59,6 +59,14 @@ def test_the_baseline_simulates_no_acceptance() -> None:
         ({"concurrencies": (65,)}, "65"),
         ({"concurrencies": (8,), "server": {"max_running": 4}}, "decode 8 requests together"),
         ({"output_tokens": 4}, "--output-tokens is 4"),
+        ({"output_tokens": 11}, "--output-tokens is 11, too few steps of default/baseline"),
+        (
+            {"output_tokens": 28, "speculations": ("2/1/3@2.5",)},
+            "--output-tokens is 28, too few steps of default/2-1-3@2.5",
+        ),
+        ({"server": {"context_length": 10}}, "--context-length is 10, and a request holds a prompt and --output-tok"),
+        ({"server": {"context_length": 639}, "prompts": "tokens:128"}, "--context-length is 639.* a prompt of 128"),
+        ({"server": {"max_total_tokens": 512}}, "--max-total-tokens is 512"),
         ({"starts": 0}, "--starts is 0"),
         ({"margin": 2.0}, "--margin"),
         ({"requests": -1}, "--requests is -1"),
@@ -77,6 +85,12 @@ def test_the_baseline_simulates_no_acceptance() -> None:
 def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         make_plan(asked(**changes))
+
+
+def test_what_just_fits_is_taken() -> None:
+    assert plan_of(output_tokens=12).output_tokens == 12
+    assert plan_of(output_tokens=29, speculations=("2/1/3@2.5",)).output_tokens == 29
+    plan_of(prompts="tokens:128", server={"context_length": 640, "max_total_tokens": 640})
 
 
 def test_prompts_fit_the_server_and_are_spread_over_the_categories() -> None:

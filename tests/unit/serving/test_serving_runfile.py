@@ -74,6 +74,20 @@ def test_a_torn_last_line_is_set_aside_and_the_run_goes_on(run_path: Path) -> No
     assert run_path.with_name("r.jsonl.torn").read_bytes() == b'{"kind": "sta\n'
 
 
+def test_a_trial_whose_start_was_lost_is_damage_at_its_line(run_path: Path) -> None:
+    header_line, _start, *trials = run_path.read_text().splitlines(keepends=True)
+    run_path.write_text(header_line + "".join(trials))
+    with pytest.raises(InputError, match=r"damaged at line 2: .*start 'abc', of which no line stands before it"):
+        read_serving_run(run_path)
+
+
+def test_a_skipped_trial_needs_no_start(run_path: Path) -> None:
+    skipped = replace(TRIAL, launch="", passes=(), status=Status.SKIPPED, reason="not tried again")
+    with ServingWriter.go_on(run_path, read_serving_run) as writer:
+        writer.append(skipped)
+    assert read_serving_run(run_path).trials[-1] == skipped
+
+
 def test_a_run_of_the_other_benchmark_is_named_as_such(run_path: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="of benchmark 'speculative'"):
         read_run(run_path)

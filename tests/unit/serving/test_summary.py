@@ -60,8 +60,8 @@ def test_a_failure_of_a_start_that_was_repeated_and_has_numbers_is_none() -> Non
     run = run_of(replace(failed, repetition=0), trial("default/baseline", 0, 10.0), replace(failed, repetition=1))
     assert [failure["repetition"] for failure in document(run)["failures"]] == [1]
     assert view.failures(run) == ["here:default/baseline at 1, start 2: launch_failed: no memory"]
-    assert verbs._exit_code(run) is ExitCode.FAILED
-    assert verbs._exit_code(replace(run, trials=run.trials[:2])) is None
+    assert verbs.exit_code(run) is ExitCode.FAILED
+    assert verbs.exit_code(replace(run, trials=run.trials[:2])) is None
 
 
 def test_starts_that_differ_while_their_passes_agree_are_told() -> None:
@@ -70,6 +70,20 @@ def test_starts_that_differ_while_their_passes_agree_are_told() -> None:
     noisy = [trial("default/baseline", number, ms, ms * 1.2) for number, ms in enumerate((10.0, 13.0, 10.0))]
     assert not [finding for finding in findings(run_of(*noisy)) if "decides" in finding]
     assert "here default/2-1-3 start 1: x" in list(findings(run_of()))
+
+
+def test_one_pass_agrees_with_none() -> None:
+    once = [trial("default/baseline", number, ms) for number, ms in enumerate((10.0, 13.0, 10.0))]
+    assert not [finding for finding in findings(run_of(*once)) if "decides" in finding]
+
+
+def test_what_could_be_found_is_said_to_be_of_the_step_time() -> None:
+    wild = [trial("default/2-1-3", number, ms, accept=2.5) for number, ms in enumerate((10.0, 90.0, 12.0))]
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(show(run_of(*BASELINE, *wild)))
+    assert isinstance(screen.file, io.StringIO)
+    assert "step detectable" in screen.file.getvalue()
+    assert ">100%" in screen.file.getvalue()
 
 
 def test_everything_is_shown_and_is_json() -> None:

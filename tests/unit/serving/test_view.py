@@ -16,13 +16,14 @@ from rich.console import Console
 from tests.unit.makers import fake_plan, fake_run
 from tests.unit.serving.makers import SPECULATION, fake_arm, fake_serving_plan, fake_serving_run
 from tuning import bench, report_verbs, verbs
-from tuning.report_document import Paragraph, Table
+from tuning.report_document import Bullets, Paragraph, Table
 from tuning.report_html import html
 from tuning.report_markdown import markdown
 from tuning.runwriter import RunWriter
 from tuning.serving import any_run, view
 from tuning.serving.compare import compare_serving_names, serving_overview
 from tuning.serving.compare_verb import attributed
+from tuning.serving.headline import headline
 from tuning.serving.report import serving_report
 from tuning.serving.runfile import ServingRun, ServingWriter
 from tuning.serving.svg import Line, Panel, Point, panels_svg
@@ -62,9 +63,9 @@ def text(run: ServingRun, a: str = "default/baseline", b: str = "default/2-1-3")
 
 def test_the_headline_says_where_speculation_pays() -> None:
     (found,) = serving_overview(served())
-    assert view.headline(found) == (
+    assert headline(found) == (
         "host:default/2-1-3 against host:default/baseline: pays at 1, 2 requests; does not pay at 8 requests; stops "
-        f"paying between 2 and 8 requests (at about {found.crossings[0].at:.1f})"
+        f"paying between 2 and 8 requests (at about {found.crossings[0].at:.1f}); over all of these: undecided"
     )
 
 
@@ -72,14 +73,46 @@ def test_text_holds_break_even_categories_origins_and_what_differs() -> None:
     shown = text(served())
     for part in ("break-even", "does not pay", "code", "chat", "drafting and what only", "EAGLE3 2/1/3", "3 pairs"):
         assert part in shown
-    assert shown.count("not told: drafting") == 1
-    assert "(at 2, 8 requests)" in shown
+    assert "no numbers of 6 rows; add 6 to --concurrency (at 2 requests)" in shown
+    assert "no numbers of 24 rows; add 24 to --concurrency (at 8 requests)" in shown
+    assert shown.count("\nwhere ") == 1
+
+
+def test_where_no_source_tells_no_table_is_announced() -> None:
+    run = fake_serving_run(fake_serving_plan(*ARMS[:2]), truth)
+    assert "ms a step come from, B less A, at 1 request: no source tells" in text(run)
+    assert ARMS[0].spec.speculation is None
+    alike = fake_serving_run(
+        fake_serving_plan(ARMS[0], fake_arm("custom/baseline", *TOGETHER)),
+        lambda _e, arm, _c, _r: 11.0 if arm.startswith("custom") else 10.0,
+    )
+    assert "where " not in text(alike, "default/baseline", "custom/baseline")
 
 
 def test_an_a_a_is_called_one_and_step_time_decides() -> None:
     shown = text(served(), "default/baseline", "default/probe")
     assert "A/A, both are the same thing here" in shown
     assert "step time same" in shown
+
+
+def test_beyond_all_there_is_a_detectable_difference_is_only_said_to_be() -> None:
+    assert [view.share_text(share) for share in (None, 0.0123, 1.0, 12.2)] == ["-", "1.2%", "100.0%", ">100%"]
+    assert ">100%" in text(fake_serving_run(fake_serving_plan(*ARMS, starts=2), truth, spread=1.0))
+
+
+def test_the_picture_says_what_the_bars_of_each_panel_are() -> None:
+    (picture,) = serving_report([served()]).pictures
+    assert "bars: range over starts; of accept length and break-even 95 % intervals" in picture.svg
+    (plain,) = serving_report([fake_serving_run(fake_serving_plan(ARMS[0]), truth)]).pictures
+    assert "bars: range over starts<" in plain.svg
+
+
+def test_no_section_of_the_report_is_empty() -> None:
+    alone = fake_serving_run(fake_serving_plan(ARMS[0]), truth)
+    for run in (served(), alone):
+        for section in serving_report([run]).sections:
+            blocks = [block for block in section.blocks if not (isinstance(block, Bullets) and not block.items)]
+            assert blocks, section.title
 
 
 def test_a_document_is_json_whatever_the_numbers_are() -> None:
@@ -142,6 +175,27 @@ def test_the_verb_compares_servers_and_answers(tmp_path: Path, capsys: pytest.Ca
     assert called(verbs.compare, run=[path], fail_on="worse", **names) == 0
     assert called(verbs.compare, run=[path], a="default/baseline") == 2
     assert called(verbs.compare, run=[path], allreduce_run=path) == 2
+
+
+def test_the_exit_code_and_the_document_tell_the_verdict_that_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Starts alone would call it better; prompts such as these leave it open."""
+    plan = fake_serving_plan(fake_arm("default/baseline"), fake_arm("default/2-1-3", speculation=SPECULATION), starts=4)
+    run = fake_serving_run(
+        plan, lambda _e, arm, _c, _r: 18.6 if arm.endswith("3") else 10.0, path=tmp_path / "servers.jsonl"
+    )
+    path = str(written(tmp_path, run))
+    assert called(verbs.compare, run=[path], fail_on="undecided") == 3
+    assert "undecided at 1 request (the accept length, " in capsys.readouterr().out
+    assert called(verbs.compare, run=[path], fail_on="better,worse,same", any_size=True) == 0
+    capsys.readouterr()
+    assert called(verbs.compare, run=[path], json=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)["comparisons"]
+    (row,) = told["rows"]
+    assert {told["overall"]["outcome"], row["speed"]["outcome"], row["pays"]["outcome"], row["pays"]["verdict"]} == {
+        "undecided"
+    }
 
 
 def test_runs_of_two_benchmarks_do_not_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,9 +24,9 @@ from tuning.serving.client import generate
 from tuning.serving.counters import Metrics, parse_metrics
 from tuning.serving.prompts import Prompt
 from tuning.serving.runfile import ServingWriter
-from tuning.serving.scrape import Address, parse_address, scrape
+from tuning.serving.scrape import Address, parse_address, scrape, server_info
 from tuning.serving.served import Load
-from tuning.serving.watch import Baseline, Glance, glance
+from tuning.serving.watch import Baseline, Glance, doubt, glance
 from tuning.serving.watch_verbs import PATIENCE, glances
 
 EAGLE_FLAGS = ("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2")
@@ -103,8 +103,75 @@ def test_old_releases_say_what_cannot_be_known() -> None:
     found = glance(parse_metrics(old % 100), parse_metrics(old % 300), 2.0, given(5))
     assert (found.tokens_per_second, found.step_ms, found.accept_length) == (100, None, None)
     assert any("step time" in line for line in found.unknown)
-    nothing = glance(parse_metrics(""), parse_metrics("go_gc_seconds 1\n"), 2.0, None)
-    assert "--enable-metrics" in nothing.advice
+
+
+def test_an_accept_length_that_cannot_be_is_not_shown_and_judges_nothing() -> None:
+    """A request that ended at the instant of reading: four ran, three are read."""
+    found = seen(given(6.25), running=3, steps=200, tokens=200 * 3.3 * 3)
+    assert (found.accept_length, found.step_ms) == (None, 10.0)
+    assert "accept length not known" in found.advice
+    assert seen(given(6.25), running=4, steps=200, tokens=200 * 0.7 * 4).accept_length is None
+    assert seen(given(6.25), steps=200, tokens=602).accept_length == 3.0  # read in mid-step
+
+
+def test_where_the_number_of_requests_changed_nothing_is_judged() -> None:
+    found = seen(given(6.25), running=3, ran=4, steps=200, tokens=1600)
+    assert (found.accept_length, found.break_even) == (None, None)
+    assert "requests came or went" in found.advice
+
+
+def finished(*, requests: int = 0, tokens: int = 0, verified: int = 0) -> str:
+    return (
+        f"sglang:num_requests_total {requests}\nsglang:generation_tokens_total {tokens}\n"
+        f"sglang:spec_verify_calls_total {verified}\n"
+    )
+
+
+def counted(*, running: int, ran: int, **gained: int) -> Glance:
+    """200 steps whose tokens would make 2.0 a step and request, of four."""
+    begin, end = scraped(running=ran), scraped(running=running, steps=200, tokens=1600)
+    before, after = parse_metrics(finished()), parse_metrics(finished(**gained))
+    return glance(
+        Metrics(series={**begin.series, **before.series}), Metrics(series={**end.series, **after.series}), 2.0, given(8)
+    )
+
+
+def test_counters_of_verify_passes_need_no_number_of_requests() -> None:
+    assert counted(running=4, ran=4, requests=5, tokens=1505, verified=600).accept_length == 2.5
+    changed = counted(running=4, ran=3, requests=5, tokens=1505, verified=600)
+    assert (changed.accept_length, changed.break_even) == (2.5, None)
+    assert "number of requests changed" in changed.advice
+
+
+def test_one_short_request_among_long_ones_does_not_stand_for_a_window() -> None:
+    found = counted(running=4, ran=4, requests=1, tokens=6, verified=2)
+    assert found.accept_length is None
+    assert "requests came or went" in found.advice
+
+
+def test_a_break_even_below_one_is_doubted_in_words() -> None:
+    found = seen(given(20), steps=200, tokens=400)
+    assert found.break_even == 0.5
+    assert "is below 1" in found.advice
+    assert "pays" not in found.advice
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"model_path": "/elsewhere/m/", "tp_size": 1}, []),
+        ({"model_path": "/data/x", "served_model_name": "m"}, []),
+        ({}, []),
+        ({"model_path": 7, "tp_size": "many"}, []),
+        ({"model_path": "/models/other", "tp_size": 8}, ["model 'm'", "'/models/other'", "size 1, the server has 8"]),
+    ],
+)
+def test_a_baseline_of_another_model_is_doubted(info: dict[str, object], says: list[str]) -> None:
+    found = doubt(BASELINE.spec, info)
+    assert bool(found) == bool(says)
+    assert all(part in found for part in says)
+    advice = seen(Baseline(source="r", any_concurrency=6.25, doubt=found), steps=200, tokens=400).advice
+    assert ("in doubt: the baseline is of model" in advice) == bool(says)
 
 
 def test_a_baseline_is_read_between_measured_numbers_and_not_beyond() -> None:
@@ -149,17 +216,33 @@ def test_a_server_that_goes_ends_the_watch_clearly(tmp_path: Path) -> None:
             list(stream)
 
 
-def test_one_missed_reading_is_borne() -> None:
-    answers = iter([scraped(), UnreachableError("x", expected="y", todo="z"), scraped(steps=10, tokens=20)])
+def reading(*answers: Metrics | Exception) -> Callable[[], Metrics]:
+    given = iter(answers)
 
     def read() -> Metrics:
-        answer = next(answers)
+        answer = next(given)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    (found,) = glances(read, 0.001, 1, None)
+    return read
+
+
+AWAY = UnreachableError("x", expected="y", todo="z")
+BROKEN = LanewiseError("it answered HTTP 500", expected="y", todo="z")
+
+
+@pytest.mark.parametrize("missed", [[AWAY], [BROKEN], [BROKEN, AWAY]])
+def test_missed_readings_are_borne(missed: list[Exception]) -> None:
+    (found,) = glances(reading(scraped(), *missed, scraped(steps=10, tokens=20)), 0.001, 1, None)
     assert found.accept_length == 2
+
+
+def test_a_server_that_goes_on_answering_without_counters_ends_the_watch() -> None:
+    with pytest.raises(UnreachableError, match="gives no counters any more: it answered HTTP 500, 3 times in a row"):
+        list(glances(reading(scraped(), *[BROKEN] * PATIENCE), 0.001, 0, None))
+    with pytest.raises(LanewiseError, match=r"^it answered HTTP 500"):
+        list(glances(reading(BROKEN), 0.001, 0, None))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +302,11 @@ def test_a_server_elsewhere_is_never_contacted() -> None:
 def test_pages_without_counters_and_slow_ones_end_in_time() -> None:
     with answering(404, b"") as address, pytest.raises(LanewiseError, match="HTTP 404"):
         scrape(address, 5)
+    for page, begins in ((b"", "is empty"), (b"<html>\x1b[2J", "begins '<html>"), (b"go_gc_seconds 1\n", "go_gc")):
+        with answering(200, page) as address, pytest.raises(LanewiseError, match=f"no counters.*{begins}") as caught:
+            scrape(address, 5)
+        assert "\x1b" not in str(caught.value)
+        assert "sglang:num_running_reqs" in caught.value.expected
     began = time.monotonic()
     with answering(200, b"drip", **{"Content-Length": "1000"}) as address, pytest.raises(UnreachableError):
         scrape(address, 0.3)
@@ -227,6 +315,22 @@ def test_pages_without_counters_and_slow_ones_end_in_time() -> None:
     assert time.monotonic() - began < 4
     with answering(200, b"", **{"Content-Length": "10"}) as address, pytest.raises(UnreachableError):
         scrape(address, 5)
+
+
+def test_a_server_that_is_too_slow_is_not_said_to_have_closed_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address(host="127.0.0.1", port=listener.getsockname()[1], secure=False)
+        with pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s"):
+            scrape(address, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [(200, b'{"tp_size": 2}', {"tp_size": 2}), (200, b"[1]", {}), (200, b"[" * 100_000, {}), (401, b'{"a": 1}', {})],
+)
+def test_what_a_server_says_of_itself_may_be_anything(status: int, body: bytes, told: dict[str, object]) -> None:
+    with answering(status, body) as address:
+        assert server_info(address, 5) == told
 
 
 def test_what_answers_and_is_no_web_server_is_quoted_in_short() -> None:
@@ -244,8 +348,11 @@ def test_what_answers_and_is_no_web_server_is_quoted_in_short() -> None:
     assert len(str(caught.value)) < 400
 
 
-def called(monkeypatch: pytest.MonkeyPatch, *words: str, **options: object) -> int | None:
-    """The verb as the command line calls it; its exit code."""
+def called(
+    monkeypatch: pytest.MonkeyPatch, *words: str, info: dict[str, object] | None = None, **options: object
+) -> int | None:
+    """The verb as the command line calls it; its exit code. The server says nothing of itself unless told to."""
+    monkeypatch.setattr(watch_verbs, "server_info", lambda *_: info or {})
     monkeypatch.setattr(sys, "argv", ["inv", "watch", *words])
     monkeypatch.setattr(watch_verbs, "glances", lambda _read, _s, _count, baseline: iter([seen(baseline, **STEPS)]))
     body = watch_verbs.watch.body
@@ -276,7 +383,15 @@ def test_a_run_file_gives_the_baseline(
     with ServingWriter.begin(run) as writer:
         writer.append(*run.records())
     called(monkeypatch, "http://x", json=True, baseline_run=str(run.path))
-    assert json.loads(capsys.readouterr().out)["break_even"] == pytest.approx(2.0)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["break_even"] == pytest.approx(2.0)
+    assert "does not tell its model" in said.err
+    called(monkeypatch, "http://x", json=True, baseline_run=str(run.path), info={"model_path": "m", "tp_size": 1})
+    assert capsys.readouterr().err == ""
+    called(monkeypatch, "http://x", json=True, baseline_run=str(run.path), info={"model_path": "n", "tp_size": 1})
+    said = capsys.readouterr()
+    assert "warning: the baseline is of model 'm', the server has 'n'" in said.err
+    assert "in doubt" in json.loads(said.out)["advice"]
 
 
 @pytest.mark.parametrize(
