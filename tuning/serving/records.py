@@ -64,6 +64,8 @@ class Pass:
         running: requests that decoded together, on average.
         server_tokens_per_second: the server's own number, for the cross-check; None where there is none.
         graph_share: share of decode steps that replayed a CUDA graph; None where the server does not say.
+        itl_p50_ms, itl_p99_ms: inter-token latency as who reads the stream has it: time between chunks, which may hold
+            several tokens; median and 99th percentile over all requests.
         requests: each of them.
     """
 
@@ -75,6 +77,8 @@ class Pass:
     running: float
     server_tokens_per_second: float | None = None
     graph_share: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
     requests: tuple[Request, ...] = ()
 
 

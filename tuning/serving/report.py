@@ -153,17 +153,31 @@ def _point(concurrency: int, estimate: Estimate) -> Point:
 def _numbers(one: _Compared) -> Iterator[Block]:
     """Every arm, then every comparison at every number of requests, then what has no numbers."""
     found = summary.rows(one.run)
-    head = ("environment", "arm", "at once", "starts", "step, ms", "accept", "tok/s", "TTFT, ms", "TPOT, ms", "source")
+    head = (
+        "environment",
+        "arm",
+        "at once",
+        "starts",
+        "step, ms",
+        "accept",
+        "tok/s",
+        "TTFT, ms",
+        "TPOT, ms",
+        "ITL p50, ms",
+        "ITL p99, ms",
+        "source",
+    )
     rows = [
         cells(
             *(row.environment, row.arm, row.concurrency, row.starts),
             *(_number(value, form) for value, form in ((row.step_ms, ".3f"), (row.accept_length, ".3f"))),
             *(_number(row.tokens_per_second, ",.1f"), _number(row.ttft_ms, ".1f"), _number(row.tpot_ms, ".2f")),
+            *(_number(row.itl_p50_ms, ".2f"), _number(row.itl_p99_ms, ".2f")),
             row.source,
         )
         for row in found
     ]
-    yield Table(head=head, rows=tuple(rows), words=(0, 1, 9)) if rows else Paragraph(text="Nothing has numbers.")
+    yield Table(head=head, rows=tuple(rows), words=(0, 1, 11)) if rows else Paragraph(text="Nothing has numbers.")
     for comparison in one.comparisons:
         yield Paragraph(text=f"{line(comparison.b.label)} against {line(comparison.a.label)}:")
         yield _compared(comparison)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.serving.records import ServingTrial
@@ -36,6 +36,7 @@ class Row:
         detectable: the smallest difference of step time from that baseline that as many starts would find 4 times in 5,
             as a fraction; None below two pairs.
         ttft_ms, tpot_ms: medians over all requests; None where unknown.
+        itl_p50_ms, itl_p99_ms: of the time between chunks, medians over passes; None where unknown.
     """
 
     environment: str
@@ -51,6 +52,8 @@ class Row:
     detectable: float | None
     ttft_ms: float | None
     tpot_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
 
 
 def rows(run: ServingRun) -> list[Row]:
@@ -69,9 +72,8 @@ def _row(trials: Trials, baseline: Trials) -> Row:
     own = list(trials.values())
     speeds, theirs = [tokens_per_second(trial) for trial in own], [*map(tokens_per_second, baseline.values())]
     speed = statistics.median(speeds)
-    requests = [request for trial in own for done in trial.passes for request in done.requests]
-    ttfts = [request.ttft_ms for request in requests if request.ttft_ms is not None]
-    tpots = [request.tpot_ms for request in requests if request.tpot_ms is not None]
+    passes = [done for trial in own for done in trial.passes]
+    requests = [request for done in passes for request in done.requests]
     return Row(
         environment=own[0].environment,
         arm=own[0].arm,
@@ -81,12 +83,20 @@ def _row(trials: Trials, baseline: Trials) -> Row:
         accept_length=statistics.fmean(map(accept_length, own)),
         tokens_per_second=speed,
         spread=statistics.stdev(speeds) / statistics.fmean(speeds) if len(speeds) > 1 else None,
-        source=", ".join(dict.fromkeys(done.source for trial in own for done in trial.passes)),
+        source=", ".join(dict.fromkeys(done.source for done in passes)),
         speed_up=speed / statistics.median(theirs) if theirs else None,
         detectable=_detectable(trials, baseline),
-        ttft_ms=statistics.median(ttfts) if ttfts else None,
-        tpot_ms=statistics.median(tpots) if tpots else None,
+        ttft_ms=_median(request.ttft_ms for request in requests),
+        tpot_ms=_median(request.tpot_ms for request in requests),
+        itl_p50_ms=_median(done.itl_p50_ms for done in passes),
+        itl_p99_ms=_median(done.itl_p99_ms for done in passes),
     )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _detectable(own: Trials, baseline: Trials) -> float | None:

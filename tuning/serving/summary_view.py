@@ -44,6 +44,7 @@ def _table(found: list[Row]) -> Table:
         "step detectable",
         "TTFT ms",
         "TPOT ms",
+        "ITL p50/p99",
     ]
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -64,6 +65,7 @@ def _table(found: list[Row]) -> Table:
             share_text(row.detectable),
             _text(row.ttft_ms, "{:.1f}"),
             _text(row.tpot_ms, "{:.2f}"),
+            "-" if row.itl_p50_ms is None else f"{row.itl_p50_ms:.2f}/{_text(row.itl_p99_ms, '{:.2f}')}",
             printable(row.source),
         )
     return table

@@ -87,6 +87,7 @@ def measured_pass(waves: Sequence[Wave], *, speculative: bool, counters: bool, k
         within = sum(wave.chunks for wave in seen) * counted / _chunks(requests)
         step_ms = 1_000 * math.fsum(wave.seconds for wave in seen) / within
         accept_length = sum(request.completion_tokens - 1 for request in requests) / counted if speculative else 1.0
+    between = statistics.quantiles([gap for request in requests for gap in request.gaps_ms], n=100, method="inclusive")
     return Pass(
         step_ms=step_ms,
         accept_length=accept_length,
@@ -96,6 +97,8 @@ def measured_pass(waves: Sequence[Wave], *, speculative: bool, counters: bool, k
         running=float(running),
         server_tokens_per_second=logged.tokens_per_second if logged else None,
         graph_share=_graph_share(waves, logged),
+        itl_p50_ms=round(between[49], 3),
+        itl_p99_ms=round(between[98], 3),
         requests=tuple(_stored(request, keep_gaps=keep_gaps) for request in requests),
     )
 

@@ -32,6 +32,13 @@ def run_of(*trials: ServingTrial) -> ServingRun:
     return ServingRun(path=Path("r.jsonl"), header=header()).with_records([START, *trials])
 
 
+def shown(run: ServingRun) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(show(run))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
 BASELINE = [trial("default/baseline", number, 10.0 + number / 10, 10.0 + number / 10) for number in range(3)]
 SPECULATION = [trial("default/2-1-3", number, 12.5, 12.5 + number / 5, accept=2.5) for number in range(3)]
 
@@ -46,6 +53,19 @@ def test_a_row_holds_medians_over_starts_and_the_speed_up_over_its_baseline() ->
     assert 0 < speculation.detectable < 0.1
     assert speculation.ttft_ms == 3.5
     assert speculation.tpot_ms == pytest.approx((250 - 3.5) / 63)
+    assert (speculation.itl_p50_ms, speculation.itl_p99_ms) == (None, None), "as in files of before"
+
+
+def test_inter_token_latencies_are_medians_over_passes() -> None:
+    told = [
+        replace(one, passes=tuple(replace(done, itl_p50_ms=10.0 + n, itl_p99_ms=20.0 + n) for done in one.passes))
+        for n, one in enumerate(BASELINE)
+    ]
+    (row,) = rows(run_of(*told))
+    assert (row.itl_p50_ms, row.itl_p99_ms) == (11, 21)
+    text = shown(run_of(*told))
+    assert "ITL p50/p99" in text
+    assert "11.00/21.00" in text
 
 
 def test_of_a_start_that_was_repeated_the_later_one_counts() -> None:
@@ -79,20 +99,15 @@ def test_one_pass_agrees_with_none() -> None:
 
 def test_what_could_be_found_is_said_to_be_of_the_step_time() -> None:
     wild = [trial("default/2-1-3", number, ms, accept=2.5) for number, ms in enumerate((10.0, 90.0, 12.0))]
-    screen = Console(file=io.StringIO(), width=200)
-    screen.print(show(run_of(*BASELINE, *wild)))
-    assert isinstance(screen.file, io.StringIO)
-    assert "step detectable" in screen.file.getvalue()
-    assert ">100%" in screen.file.getvalue()
+    text = shown(run_of(*BASELINE, *wild))
+    assert "step detectable" in text
+    assert ">100%" in text
 
 
 def test_everything_is_shown_and_is_json() -> None:
     failed = replace(TRIAL, repetition=3, passes=(), status=Status.CRASHED, reason="gone\x1b[2J")
     run = run_of(*BASELINE, *SPECULATION, failed)
-    screen = Console(file=io.StringIO(), width=200)
-    screen.print(show(run))
-    assert isinstance(screen.file, io.StringIO)
-    text = screen.file.getvalue()
+    text = shown(run)
     assert "default/2-1-3" in text
     assert "crashed: gone" in text
     assert "\x1b" not in text

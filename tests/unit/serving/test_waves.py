@@ -46,6 +46,14 @@ def test_step_time_and_acceptance_of_one_request() -> None:
     assert (done.source, done.running) == ("requests", 1)
 
 
+def test_inter_token_latency_is_of_all_chunks_of_all_requests() -> None:
+    slow = [STEP * number + (0.09 if number > 40 else 0.0) for number in range(51)]
+    waves = [Wave(answers=(steady(50),)), Wave(answers=(answer(slow, tokens=101, passes=50),))]
+    done = measured_pass(waves, speculative=True, counters=False, keep_gaps=False)
+    assert done.itl_p50_ms == pytest.approx(10)
+    assert done.itl_p99_ms == pytest.approx(10 + 0.01 * 90, abs=0.02), "one of a hundred gaps is of 100 ms"
+
+
 def test_chunks_that_hold_two_steps_are_counted_as_two() -> None:
     times = [STEP * number for number in range(101)]
     merged = [time for number, time in enumerate(times) if number % 4 != 1 or number == 1]
