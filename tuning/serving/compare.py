@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lanewise.errors import InputError
 from tuning.arms import middle
 from tuning.serving import acceptance
-from tuning.serving.comparison import Acceptance, Comparison, Row
+from tuning.serving.comparison import Acceptance, Comparison, Latency, Row
 from tuning.serving.differing import asked, differs, follows, on_cuda
-from tuning.serving.estimates import Estimate, certain, conclude, of_mean
+from tuning.serving.estimates import Estimate, certain, conclude, detectable, of_mean
 from tuning.serving.pays import (
     NOT_BY_PROMPT,
     ONE_PROMPT,
@@ -34,14 +34,22 @@ from tuning.serving.sides import (
     ServingSide,
     accept_length,
     find_sides,
+    itl_p99_ms,
     known_names,
     step_ms,
     tokens_per_second,
+    tpot_ms,
+    ttft_ms,
     without_numbers,
 )
 from tuning.serving.weakness import weaknesses
 from tuning.stats import Judgement, Outcome, judge, mean_over_sizes, own_launch_floor
 
+_LATENCIES: Mapping[str, Callable[[ServingTrial], float | None]] = {
+    "TTFT": ttft_ms,
+    "TPOT": tpot_ms,
+    "ITL p99": itl_p99_ms,
+}
 _SGLANG_RELEASE = frozenset({"libraries sglang", "SGLang release", "version"})
 """Names under which an environment, a server's answer and what it resolved tell one and the same."""
 _VARIABLE = re.compile(r"(?:nccl |variables )?(\S+)", re.ASCII)
@@ -203,8 +211,24 @@ class _Comparing:
                 1000 * concurrency * own.value / step_b if own and step_b and not self._one_speculates else None
             ),
             pays=self._pays(speed, step, middles, accepted.b) if self._against_baseline else None,
+            latencies=tuple(self._latencies(concurrency)),
             outputs=self._outputs(concurrency),
         )
+
+    def _latencies(self, concurrency: int) -> Iterator[Latency]:
+        """Those that every start of both tells."""
+        trials = [trial for side in (self._a, self._b) for trial in side.trials(concurrency).values()]
+        for name, told in _LATENCIES.items():
+            if all(told(trial) for trial in trials):
+
+                def number(trial: ServingTrial, told: Callable[[ServingTrial], float | None] = told) -> float:
+                    return told(trial) or math.nan
+
+                yield Latency(
+                    name=name,
+                    ms=self._middles(concurrency, number),
+                    judged=self._judged([concurrency], number, lower_is_better=True),
+                )
 
     def _acceptance(self, concurrency: int) -> Acceptance:
         sides = (self._a, self._b)
@@ -216,12 +240,14 @@ class _Comparing:
         if not counts[0] or not counts[1]:
             a, b = (self._not_by_prompt(side, concurrency) for side in sides)
             ratio = b.log().minus(a.log()).exp() if a and b else None
-            return Acceptance(a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0)
+            mde = detectable(ratio) if ratio else None
+            return Acceptance(a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0, mde=mde)
         ratio = acceptance.accept_ratio(counts[0], counts[1])
         return Acceptance(
             a=acceptance.accept_length(counts[0]),
             b=acceptance.accept_length(counts[1]),
             ratio=ratio,
+            mde=detectable(ratio) if ratio else None,
             outcome=self._accept_outcome(ratio),
             prompts=len(counts[0].keys() & counts[1].keys()),
             categories=acceptance.by_category(counts[0], counts[1], requests[0]),

@@ -15,7 +15,8 @@ from tuning.stats import Judgement, Outcome
 class Acceptance:
     """Accept lengths of A and B, B's over A's on the same prompts, and what that says; None where unknown.
 
-    Without speculation the accept length is 1, so there is nothing to conclude where one side alone speculates.
+    Without speculation the accept length is 1, so there is nothing to conclude where one side alone speculates. `mde`
+    is the smallest difference, as a fraction, that as many prompts would find 4 times in 5.
     """
 
     a: Estimate | None
@@ -23,8 +24,18 @@ class Acceptance:
     ratio: Estimate | None
     outcome: Outcome | None
     prompts: int
+    mde: float | None = None
     categories: tuple[Category, ...] = ()
     positions: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """One latency of single requests: its name, medians over starts of A and B in ms, and B's against A's."""
+
+    name: str
+    ms: tuple[float | None, float | None]
+    judged: Judgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +54,7 @@ class Row:
             one of them does not speculate.
         pays: of speculation against its baseline, and then the same as `speed`; None of other comparisons, and without
             numbers of both.
+        latencies: TTFT, TPOT and ITL, where every start tells them.
         outputs: whether the answers are the same; None where they mean nothing (random weights, forced acceptance).
     """
 
@@ -54,6 +66,7 @@ class Row:
     acceptance: Acceptance
     at_acceptance_of_a: float | None
     pays: Pays | None
+    latencies: tuple[Latency, ...]
     outputs: Outputs | None
 
 

@@ -181,6 +181,8 @@ def _numbers(one: _Compared) -> Iterator[Block]:
     for comparison in one.comparisons:
         yield Paragraph(text=f"{line(comparison.b.label)} against {line(comparison.a.label)}:")
         yield _compared(comparison)
+        if any(row.latencies for row in comparison.rows):
+            yield _latencies(comparison)
     if failed := view.failures(one.run):
         yield Paragraph(text="Without numbers:")
         yield Bullets(items=tuple(map(line, failed)))
@@ -202,6 +204,21 @@ def _compared(comparison: Comparison) -> Table:
             )
         )
     return Table(head=head, rows=tuple(rows), words=(2, 5))
+
+
+def _latencies(comparison: Comparison) -> Table:
+    """Described, over starts and on these prompts."""
+    head = ("latency", "at once", "A, ms", "B, ms", "B/A (95 %)", "detectable")
+    rows = [
+        cells(
+            *(one.name, row.concurrency, *(_number(ms, ".2f") for ms in one.ms)),
+            _estimate(_ratio(one.judged.ratio, one.judged.ci_low, one.judged.ci_high)),
+            view.share_text(one.judged.mde),
+        )
+        for row in comparison.rows
+        for one in row.latencies
+    ]
+    return Table(head=head, rows=tuple(rows), words=(0,))
 
 
 def _verdict_cell(comparison: Comparison, outcome: Outcome) -> Cell:

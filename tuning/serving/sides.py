@@ -134,6 +134,26 @@ def tokens_per_second(trial: ServingTrial) -> float:
     return statistics.median(done.tokens_per_second for done in trial.passes)
 
 
+def ttft_ms(trial: ServingTrial) -> float | None:
+    """The same of the time to the first token, over requests; None where no reply was a stream."""
+    return _median([request.ttft_ms for done in trial.passes for request in done.requests])
+
+
+def tpot_ms(trial: ServingTrial) -> float | None:
+    """The same of the time an output token after the first."""
+    return _median([request.tpot_ms for done in trial.passes for request in done.requests])
+
+
+def itl_p99_ms(trial: ServingTrial) -> float | None:
+    """The same of the 99th percentile of the time between chunks; None in files of before."""
+    return _median([done.itl_p99_ms for done in trial.passes])
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def accept_length(trial: ServingTrial) -> float:
     """The same of the tokens that a step gives a request."""
     return statistics.median(done.accept_length for done in trial.passes)

@@ -41,6 +41,7 @@ def show(comparison: Comparison, attributions: Sequence[Attribution] = ()) -> Re
         lines += [Text("neither has numbers")]
     if any(row.acceptance.b for row in comparison.rows):
         lines += ["", _paying(comparison) if comparison.against_baseline else _speeds(comparison)]
+    lines += _latencies(comparison.rows)
     lines += _categories(comparison.rows)
     lines += _attributed(attributions)
     lines += _said("meant to differ (A / B):", comparison.asked)
@@ -68,7 +69,7 @@ def _how(comparison: Comparison) -> str:
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for heading in headings:
-        words = heading in ("outcome", "verdict", "category", "cause", "source")
+        words = heading in ("outcome", "verdict", "category", "cause", "source", "latency")
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading != "cause")
     return table
 
@@ -97,13 +98,14 @@ def _judged(judgement: Judgement) -> list[RenderableType]:
 
 
 def _paying(comparison: Comparison) -> Table:
-    headings = ("accept", "95 %", "break-even", "95 %", "tok/s A", "tok/s B", "speed-up", "95 %")
+    headings = ("accept", "95 %", "MDE", "break-even", "95 %", "tok/s A", "tok/s B", "speed-up", "95 %")
     table = _table("at once", *headings, "verdict")
     for row in comparison.rows:
         found = row.pays
         table.add_row(
             str(row.concurrency),
             *_with_interval(row.acceptance.b),
+            share_text(row.acceptance.mde),
             *_with_interval(found.break_even if found else None),
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
             *_with_interval(found.speed_up if found else None),
@@ -111,7 +113,7 @@ def _paying(comparison: Comparison) -> Table:
         )
     if len(comparison.rows) > 1:
         over_all = _judged(comparison.overall)[:2]
-        table.add_row("all", *[""] * 6, *over_all, _verdict(comparison, comparison.overall.outcome))
+        table.add_row("all", *[""] * 7, *over_all, _verdict(comparison, comparison.overall.outcome))
     return table
 
 
@@ -125,7 +127,7 @@ def _with_interval(estimate: Estimate | None) -> tuple[str, str]:
 
 
 def _speeds(comparison: Comparison) -> Table:
-    headings = ("accept A", "accept B", "B/A", "95 %", "outcome", "tok/s A", "tok/s B", "B with A's acceptance")
+    headings = ("accept A", "accept B", "B/A", "95 %", "MDE", "outcome", "tok/s A", "tok/s B", "B with A's acceptance")
     decides = comparison.metric == "tokens_per_second"
     table = _table("at once", *headings, *(("tok/s B/A", "95 %", "verdict") if decides else ()))
     for row in comparison.rows:
@@ -134,12 +136,25 @@ def _speeds(comparison: Comparison) -> Table:
             str(row.concurrency),
             *(_number(one.value if one else None, ".3f") for one in (accepted.a, accepted.b, accepted.ratio)),
             _interval(accepted.ratio),
+            share_text(accepted.mde),
             Text(str(accepted.outcome), style=_STYLES[accepted.outcome]) if accepted.outcome else "-",
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
             _number(row.at_acceptance_of_a, ",.1f"),
             *([*judged[:2], judged[-1]] if decides else []),
         )
     return table
+
+
+def _latencies(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """Described, over starts and on these prompts: where acceptance goes in, starts alone conclude nothing."""
+    table = _table("latency", "at once", "A, ms", "B, ms", "B/A", "95 % interval", "MDE")
+    for row in rows:
+        for one in row.latencies:
+            numbers = [_number(ms, ".2f") for ms in one.ms]
+            table.add_row(one.name, str(row.concurrency), *numbers, *_judged(one.judged)[:-1])
+    if table.row_count:
+        yield ""
+        yield table
 
 
 def _categories(rows: Sequence[Row]) -> Iterator[RenderableType]:
@@ -225,7 +240,9 @@ def legend() -> Text:
         "A, B: medians over server starts, which pair by their turn. Accept: tokens a step, 95 % over prompts,\n"
         "and without an interval where nothing tells it by prompt.\n"
         "Break-even: step time B over A; speculation pays where accept exceeds it. MDE: minimum detectable effect,\n"
-        "the smallest difference that so many starts would find 4 times in 5.",
+        "the smallest difference that so many starts, of accept so many prompts, would find 4 times in 5.\n"
+        "TTFT: to the first token; TPOT: a token after it; ITL p99: time between chunks, the longest of a hundred;\n"
+        "all over starts, on these prompts.",
         style="dim",
     )
 

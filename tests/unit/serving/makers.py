@@ -149,3 +149,20 @@ def fake_serving_run(
         command=["inv", "bench-speculative", "--model", "m"],
     )
     return ServingRun(path=path, header=header).with_records(records)
+
+
+def with_latencies(run: ServingRun, *, slower: float) -> ServingRun:
+    """TTFT, TPOT and ITL in proportion to the step time; TTFT of speculation `slower` times that."""
+
+    def told(one: ServingTrial) -> ServingTrial:
+        more = slower if "2-1-3" in one.arm else 1.0
+        passes = []
+        for done in one.passes:
+            requests = [
+                replace(r, ttft_ms=3 * more * done.step_ms, seconds=0.001 * done.step_ms * (OUTPUT_TOKENS - 1) + 0.1)
+                for r in done.requests
+            ]
+            passes.append(replace(done, requests=tuple(requests), itl_p50_ms=done.step_ms, itl_p99_ms=2 * done.step_ms))
+        return replace(one, passes=tuple(passes))
+
+    return replace(run, trials=tuple(map(told, run.trials)))

@@ -19,6 +19,7 @@ from tests.unit.serving.makers import (
     fake_arm,
     fake_serving_plan,
     fake_serving_run,
+    with_latencies,
 )
 from tuning.serving.acceptance import Counts, accept_length, accept_ratio
 from tuning.serving.compare import compare_serving_names, serving_overview
@@ -610,3 +611,33 @@ def test_a_difference_has_the_interval_of_both() -> None:
     assert difference.high == pytest.approx(2 + math.hypot(2, 0.5))
     assert Estimate(value=3).minus(certain(1)) == Estimate(value=2)
     assert of_mean([5.0]) == Estimate(value=5.0)
+
+
+def test_latencies_are_described_with_what_could_be_detected() -> None:
+    run = fake_serving_run(fake_serving_plan(BASELINE, EAGLE, starts=5), flat)
+    (row, *_) = compared(with_latencies(run, slower=1.5)).rows
+    found = {one.name: one for one in row.latencies}
+    assert list(found) == ["TTFT", "TPOT", "ITL p99"]
+    assert found["TTFT"].judged.ratio == pytest.approx(1.5 * row.step.ratio, rel=1e-3)
+    assert found["ITL p99"].judged.ratio == pytest.approx(row.step.ratio, rel=1e-3)
+    assert found["ITL p99"].ms[0] == pytest.approx(2 * row.step_ms[0])
+    assert found["TTFT"].judged.mde == pytest.approx(row.step.mde, rel=0.01)
+
+
+def test_a_latency_that_a_start_does_not_tell_is_left_out() -> None:
+    run = with_latencies(fake_serving_run(fake_serving_plan(BASELINE, EAGLE, starts=5), flat), slower=1)
+    first, *others = run.trials
+    lost = replace(first, passes=tuple(replace(done, itl_p99_ms=None) for done in first.passes))
+    (row, *_) = compared(replace(run, trials=(lost, *others))).rows
+    assert [one.name for one in row.latencies] == ["TTFT", "TPOT"]
+
+
+def test_what_could_be_detected_of_acceptance_follows_from_its_interval() -> None:
+    run = fake_serving_run(fake_serving_plan(BASELINE, EAGLE, starts=5), flat)
+    (row, *_) = compared(run).rows
+    ratio = row.acceptance.ratio
+    assert ratio
+    assert ratio.low
+    assert ratio.high
+    half = math.log(ratio.high / ratio.low) / 2
+    assert row.acceptance.mde == pytest.approx(math.exp(half * (1.95996 + 0.84162) / 1.95996) - 1, rel=1e-3)

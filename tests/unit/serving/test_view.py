@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from rich.console import Console
 
 from tests.unit.makers import fake_plan, fake_run
-from tests.unit.serving.makers import SPECULATION, fake_arm, fake_serving_plan, fake_serving_run
+from tests.unit.serving.makers import SPECULATION, fake_arm, fake_serving_plan, fake_serving_run, with_latencies
 from tuning import bench, report_verbs, verbs
 from tuning.report_document import Bullets, Paragraph, Table
 from tuning.report_html import html
@@ -76,6 +76,12 @@ def test_text_holds_break_even_categories_origins_and_what_differs() -> None:
     assert "no numbers of 6 rows; add 6 to --concurrency (at 2 requests)" in shown
     assert "no numbers of 24 rows; add 24 to --concurrency (at 8 requests)" in shown
     assert shown.count("\nwhere ") == 1
+
+
+def test_latencies_are_shown_without_a_verdict() -> None:
+    shown = text(with_latencies(served(), slower=1.5))
+    (line, *_) = [line for line in shown.splitlines() if line.startswith("ITL p99")]
+    assert not [word for word in ("better", "worse", "same", "undecided") if word in line]
 
 
 def test_where_no_source_tells_no_table_is_announced() -> None:
