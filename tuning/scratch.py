@@ -63,7 +63,7 @@ def sweep_stale_scratch() -> list[Path]:
         for folder in parent.glob("lanewise-*"):
             if is_scratch(folder) and _is_stale(folder):
                 remove(folder)
-                removed.append(folder)
+                removed += [folder] if not folder.exists() else []
     return removed
 
 

@@ -219,7 +219,7 @@ class _Comparing:
         """Those that every start of both tells."""
         trials = [trial for side in (self._a, self._b) for trial in side.trials(concurrency).values()]
         for name, told in _LATENCIES.items():
-            if all(told(trial) for trial in trials):
+            if trials and all(told(trial) for trial in trials):
 
                 def number(trial: ServingTrial, told: Callable[[ServingTrial], float | None] = told) -> float:
                     return told(trial) or math.nan
@@ -285,6 +285,7 @@ class _Comparing:
             mean_acceptance([one.b if against else one.ratio for one in accepted]),
             margin=self._plan.margin,
             names=("accept length", "break-even") if against else ("accept length B/A", "step time B/A"),
+            more="--starts" if not all(one.prompts for one in accepted) else "prompts",
             no_interval=ONE_PROMPT if all(one.prompts for one in accepted) else NOT_BY_PROMPT,
         )
 

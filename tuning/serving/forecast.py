@@ -31,7 +31,7 @@ from tuning.serving.sides import ServingSide
 _ANY_CONTEXT = (
     "a row costs the same whoever it belongs to: the rows of one request, and one row each of as many requests"
 )
-_ONE_START = "of one start alone the spread is not known: ranges hold only what drafting may take"
+_ONE_START = "of one start alone the spread is not known: "
 
 
 def forecast(
@@ -149,6 +149,7 @@ def _cell(
         drafting=drafts,
         accept_length=wanted.accept_length or simulated or None,
         measured_ms=step_of(arm, requests) if arm else None,
+        one_start=len(side.trials(requests)) == 1,
     )
     if cell.step_ms.value < LEAST_STEP_MS:
         raise UntoldError(f"pass and drafting come to {cell.step_ms.value:.3g} ms: {drafts.source} cannot hold here")
@@ -169,5 +170,7 @@ def _assumptions(cells: Sequence[Cell]) -> Iterator[str]:
         if cell.target.assumption:
             yield cell.target.assumption
         yield from cell.drafting.assumptions
-        if cell.baseline_ms.low == cell.baseline_ms.high and cell.baseline_ms.low is not None:
-            yield _ONE_START
+        if cell.one_start:
+            yield _ONE_START + (
+                "there is no range" if cell.step_ms.low is None else "ranges hold only what drafting may take"
+            )

@@ -86,7 +86,7 @@ def drafting_from(
     exact = [arm for arm in arms if _speculation(arm).label == wanted.label]
     found = _drafted(exact[0], requests, allreduce_run) if exact else _on_line(arms, wanted, requests, allreduce_run)
     there = arms[0]
-    more, said = _allreduces_beyond(here, there, wanted.steps, requests, allreduce_run)
+    more, said = _allreduces_beyond(here, there, wanted, requests, allreduce_run)
     servers = f"{there.environment}:{backend_of(there)}, {_speculation(there).algorithm}"
     about = f"drafting costs what it does in {other.path.name} ({servers}); ranges hold no difference between machines"
     ms = found.ms.plus(more) if more else found.ms
@@ -172,7 +172,7 @@ def _points(arms: Sequence[ServingSide], topk: int, requests: int, run: Run | No
 
 
 def _allreduces_beyond(
-    here: ServingSide, there: ServingSide, steps: int, requests: int, run: Run | None
+    here: ServingSide, there: ServingSide, wanted: Speculation, requests: int, run: Run | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
     """What drafting's own allreduces take here beyond there, and what is said of it."""
     gpus = [side.spec.tensor_parallel for side in (here, there)]
@@ -181,7 +181,7 @@ def _allreduces_beyond(
     if gpus[0] == gpus[1] and backend_of(here) == backend_of(there):
         return None, (f"drafting's own allreduces are taken to be those of {there.run.path.name}",)
     try:
-        more = _draft_allreduces(here, steps, requests, run).minus(_draft_allreduces(there, steps, requests, run))
+        more = _draft_allreduces(here, wanted, requests, run).minus(_draft_allreduces(there, wanted, requests, run))
     except NotToldError as why:
         on = "one GPU, which has none" if gpus[1] == 1 else f"{backend_of(there)} on {gpus[1]} GPUs"
         told = f"drafting's own allreduces over {backend_of(here)} are not counted beyond those of {on}: {why}"
@@ -193,11 +193,13 @@ def _allreduces_beyond(
     return more, (told,)
 
 
-def _draft_allreduces(side: ServingSide, steps: int, requests: int, run: Run | None) -> Estimate:
+def _draft_allreduces(side: ServingSide, wanted: Speculation, requests: int, run: Run | None) -> Estimate:
     """All of one step, ms: a forward a draft step, whose rows are one a request."""
     if side.spec.tensor_parallel == 1:
         return certain(0)
+    if wanted.topk > 1:
+        raise NotToldError(f"with topk {wanted.topk} the rows of a draft's forwards are not known")
     if run is None:
         raise NotToldError("no allreduce run is named with --run")
     times = allreduce_times(run, side)
-    return times.pass_ms(requests).times(DRAFT_CALLS * steps / times.calls)
+    return times.pass_ms(requests).times(DRAFT_CALLS * wanted.steps / times.calls)

@@ -40,6 +40,7 @@ class Cell:
         drafting: everything else of a step.
         accept_length: tokens a step and request; None where unknown.
         measured_ms: step with speculation as the run has it; None where it has not.
+        one_start: whether one start alone tells the baseline, so that its spread is not known.
     """
 
     environment: str
@@ -51,6 +52,7 @@ class Cell:
     drafting: Drafting
     accept_length: float | None
     measured_ms: Estimate | None
+    one_start: bool
 
     @property
     def rows(self) -> int:

@@ -21,7 +21,11 @@ def headline(comparison: Comparison) -> str:
     pair = f"{kind}{comparison.b.label} against {comparison.a.label}: "
     if comparison.against_baseline:
         return pair + "; ".join(
-            [*_verdicts(comparison), *map(crossing_text, comparison.crossings), *_over_all(comparison)]
+            [
+                *_verdicts(comparison),
+                *(crossing_text(one, comparison) for one in comparison.crossings),
+                *_over_all(comparison),
+            ]
         )
     overall = comparison.overall
     metric = "step time" if comparison.metric == "step_ms" else "tokens per second"
@@ -55,9 +59,10 @@ def verdict_text(comparison: Comparison, outcome: Outcome) -> str:
     return verdict(outcome)
 
 
-def crossing_text(crossing: Crossing) -> str:
-    """Where speculation stops, or begins, paying."""
-    verb = "stops" if crossing.stops else "begins"
+def crossing_text(crossing: Crossing, comparison: Comparison) -> str:
+    """Where speculation stops, or begins, paying; or would with a draft model that accepts what is simulated."""
+    simulated = comparison.b.spec.accept_length
+    verb = ("would stop" if crossing.stops else "would begin") if simulated else "stops" if crossing.stops else "begins"
     return f"{verb} paying between {crossing.low} and {crossing.high} requests (at about {crossing.at:.1f})"
 
 

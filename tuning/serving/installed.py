@@ -16,7 +16,9 @@ from tuning.supervised import Ending, run_supervised
 
 _RELEASE = "import importlib.metadata as m; print('release', m.version('sglang'))"
 _SECONDS = 120.0
-"""For a question in all. Importing SGLang takes half a minute, and longer from a cold disk."""
+"""For the release, which imports nothing."""
+_HELP_SECONDS = 600.0
+"""For the launcher's flags, for which it imports SGLang: half a minute, and minutes from a cold disk."""
 _MOST_LINES = 20_000
 _OPTION = re.compile(r"  --?[A-Za-z]")
 """How argparse begins an option in its help; descriptions, which name other flags, are indented further."""
@@ -30,7 +32,7 @@ def installed_release(environment: Environment) -> str:
     Raises:
         InputError: the environment holds none, or its Python does not run, or does not end.
     """
-    ok, lines = _said(environment, [environment.python, "-c", _RELEASE], gpus=False)
+    ok, lines = _said(environment, [environment.python, "-c", _RELEASE], gpus=False, seconds=_SECONDS)
     told = [line.split()[-1] for line in lines if re.fullmatch(r"release \S{1,80}", line)]
     if not ok or not told or parse_release(told[-1]) is None:
         last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
@@ -51,7 +53,7 @@ def help_flags(environment: Environment) -> frozenset[str]:
         InputError: it does not end in time.
     """
     command = [environment.python, "-m", "sglang.launch_server", "--help"]
-    ok, lines = _said(environment, command, gpus=True)
+    ok, lines = _said(environment, command, gpus=True, seconds=_HELP_SECONDS)
     return _flags(lines) if ok else frozenset()
 
 
@@ -60,7 +62,7 @@ def _flags(lines: Iterable[str]) -> frozenset[str]:
     return frozenset(name for header in headers for name in _NAME.findall(header))
 
 
-def _said(environment: Environment, command: list[str], *, gpus: bool) -> tuple[bool, list[str]]:
+def _said(environment: Environment, command: list[str], *, gpus: bool, seconds: float) -> tuple[bool, list[str]]:
     """Whether a command of the environment ended well, and what it printed; InputError where it did not end."""
     lines: list[str] = []
     asked = shlex.join(command)
@@ -77,13 +79,13 @@ def _said(environment: Environment, command: list[str], *, gpus: bool) -> tuple[
         command,
         environment=os.environ if environment.image else {**os.environ, **variables},
         scratch=new_scratch(),
-        timeout=_SECONDS,
+        timeout=seconds,
         feed=feed,
         grace=GRACE_SECONDS if environment.image else 0,
     )
     if ending is not Ending.EXITED:
         raise InputError(
-            f"in environment {environment.name}, {asked!r} did not end within {_SECONDS:g} s",
+            f"in environment {environment.name}, {asked!r} did not end within {seconds:g} s",
             expected="an SGLang that answers: it is asked for its release, and for its flags where they are not known",
             todo="run that by hand; where a cold disk made it slow, call again",
         )

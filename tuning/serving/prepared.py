@@ -112,11 +112,15 @@ def planned(plan: ServingPlan, prepared: Mapping[str, Prepared]) -> list[dict[st
     return found
 
 
+_MODEL_FILES = ("config.json", "params.json")
+"""What says what a model is: Hugging Face's, Mistral's."""
+
+
 def _require_models(spec: ServerSpec) -> None:
     """Refuse a folder that holds no model: a server would find out after a minute."""
     for option, path in (("--model", spec.model), ("--draft", spec.speculation.draft if spec.speculation else "")):
         folder = Path(path).expanduser()
-        if path and folder.is_dir() and not (folder / "config.json").is_file():
+        if path and folder.is_dir() and not any((folder / name).is_file() for name in _MODEL_FILES):
             raise InputError(
                 f"{option} is {path}, a folder without config.json",
                 expected="a model as Hugging Face has them: config.json beside the weights",

@@ -90,9 +90,17 @@ def _alive(noted: Mapping[int, int]) -> list[int]:
 
 
 def _kill(pid: int, start: int) -> None:
-    """SIGKILL to the process of that number and start; through a descriptor, so that no later one can be hit."""
-    with suppress(OSError):
+    """SIGKILL to the process of that number and start; through a descriptor, so that no later one can be hit.
+
+    Not every Python has descriptors of processes, nor every kernel: then a moment is left between look and kill.
+    """
+    try:
         descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        if began([pid]).get(pid) == start:
+            _signal([pid], signal.SIGKILL)
+        return
+    with suppress(OSError):
         try:
             if began([pid]).get(pid) == start:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)

@@ -42,11 +42,12 @@ class Request:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time an output token after the first, (latency - TTFT) / (tokens - 1); None where there is no TTFT or token.
+        """Time an output token after the first, (latency - TTFT) / (tokens - 1).
 
-        AIPerf calls it inter-token latency. It does not grow with chunks that hold several tokens, as gaps do.
+        None where there is no TTFT, or nothing after it. AIPerf calls it inter-token latency. It does not grow with
+        chunks that hold several tokens, as gaps do.
         """
-        if self.ttft_ms is None or self.completion_tokens < 2:
+        if self.ttft_ms is None or self.completion_tokens < 2 or 1_000 * self.seconds <= self.ttft_ms:
             return None
         return (1_000 * self.seconds - self.ttft_ms) / (self.completion_tokens - 1)
 

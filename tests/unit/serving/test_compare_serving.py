@@ -382,6 +382,47 @@ def test_simulated_acceptance_that_no_request_tells_is_drawn_by_start() -> None:
     assert row.pays is not None
     assert row.pays.outcome is Outcome.BETTER
 
+    wide = fake_serving_run(
+        fake_serving_plan(BASELINE, simulated, starts=4),
+        lambda _e, arm, _c, r: 10 * (tau() if arm.endswith("3") else 1) * (1 + r / 1000),
+    )
+    uneven = replace(
+        wide,
+        trials=tuple(
+            replace(
+                t, passes=tuple(replace(d, accept_length=d.accept_length * (1 + t.repetition / 50)) for d in t.passes)
+            )
+            for t in wide.trials
+        ),
+    )
+    assert "more --starts would tell" in headline(compared(silent(uneven))), "no prompt tells of what starts draw"
+
+
+def test_where_acceptance_is_simulated_a_crossing_is_what_would_be() -> None:
+    arms = (
+        fake_arm("default/baseline", 1, 8),
+        fake_arm("default/2-1-3", 1, 8, speculation=SPECULATION, accept_length=2.4),
+    )
+    ratio = {1: 1.2, 8: 3.0}
+    run = fake_serving_run(
+        fake_serving_plan(*arms, starts=4),
+        lambda _e, arm, concurrency, _r: 10 * (ratio[concurrency] if arm.endswith("3") else 1),
+        accept=lambda _prompt, _steps: tau(),
+    )
+    assert "would stop paying between 1 and 8 requests" in headline(compared(run))
+
+
+def test_numbers_that_cannot_be_are_not_compared() -> None:
+    run = with_latencies(fake_serving_run(fake_serving_plan(BASELINE, EAGLE, starts=3), flat), slower=1)
+    trials = tuple(
+        replace(
+            t, passes=tuple(replace(d, requests=tuple(replace(r, seconds=0.0) for r in d.requests)) for d in t.passes)
+        )
+        for t in run.trials
+    )
+    (row, *_) = compared(replace(run, trials=trials)).rows
+    assert [one.name for one in row.latencies] == ["TTFT", "ITL p99"]
+
 
 def one_prompt(run: ServingRun) -> ServingRun:
     trials = (

@@ -194,6 +194,22 @@ def test_drafting_of_another_backend_is_moved_by_the_allreduce_run_of_that_node(
     assert "another node" in told
 
 
+def test_the_rows_of_a_trees_drafts_are_not_guessed() -> None:
+    tree = Speculation(algorithm="EAGLE3", steps=2, topk=4, draft_tokens=3, draft="fake-draft")
+    other = elsewhere(arm("nccl/baseline", 1, 3), fake_arm("nccl/2-4-3", 1, speculation=tree))
+    run = served(BASELINE, arm("nccl/probe", 1, 3), gpus=2)
+    asked = (Wanted(speculation=tree, kind="2-4-3", accept_length=None),)
+    found = forecast(run, asked, drafting=other, allreduce_run=reduced())
+    (told,) = [told for told in found.assumptions if "not counted" in told]
+    assert "topk 4" in told
+
+
+def test_a_baseline_of_one_start_has_no_spread_and_that_is_said() -> None:
+    run = served(BASELINE, arm("nccl/probe", 1, 3), starts=1)
+    assert any("ranges hold only what drafting may take" in told for told in forecast(run, wanted(2)).assumptions)
+    assert any("there is no range" in told for told in forecast(run, wanted(2), drafting=DRAFTING).assumptions)
+
+
 def test_drafting_prefers_its_own_backend_and_environment() -> None:
     def step(environment: str, name: str, concurrency: int, repetition: int) -> float:
         own = environment == "y" and name.startswith("nccl/")

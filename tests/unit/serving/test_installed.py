@@ -45,7 +45,7 @@ def test_a_launcher_that_fails_tells_no_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", ["while True: print('  --x')", "import time; time.sleep(600)"])
 def test_one_that_does_not_end_is_said_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
-    monkeypatch.setattr(installed, "_SECONDS", 0.5)
+    monkeypatch.setattr(installed, "_HELP_SECONDS", 0.5)
     with pytest.raises(InputError, match=r"environment here, .* -m sglang.launch_server --help' did not end within"):
         help_flags(fake(tmp_path, launcher))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import subprocess
@@ -70,6 +71,23 @@ def test_survivors_are_killed_with_those_that_they_started_since(tmp_path: Path)
         assert end_survivors(began([process.pid])) == []
         assert process.wait(5) == -9
     assert process_tree._state(child) in ("Z", "")
+
+
+def refused(_pid: int) -> int:
+    raise OSError(errno.ENOSYS, "as of an old kernel")
+
+
+@pytest.mark.parametrize("lack", ["Python", "kernel"])
+def test_without_descriptors_of_processes_survivors_are_killed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    if lack == "Python":
+        monkeypatch.delattr(os, "pidfd_open")
+    else:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert end_survivors(began([process.pid])) == []
+        assert process.wait(5) == -9
 
 
 def test_a_number_that_another_process_has_by_now_is_left_alone() -> None:
