@@ -148,7 +148,7 @@ def _wait_for_kernels(folder: Path, deadline: float) -> list[Kernel]:
         before, (path, size) = size, _first_trace(folder)
         if size > 0 and size == before:
             try:
-                return read_kernels(path)
+                return read_kernels(path, deadline=deadline)
             except InputError as error:
                 problem = error
         time.sleep(_LOOK_SECONDS)

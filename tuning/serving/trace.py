@@ -1,6 +1,7 @@
 """Reads the kernels of a profile: a Chrome trace (JSON, gzipped) as torch.profiler writes it, one event at a time.
 
-Memory and time stay bounded whatever the file holds: of an event only a kernel's name, begin and duration are kept.
+Memory stays bounded whatever the file holds, since of an event only a kernel's name, begin and duration are kept; and
+time by a deadline, since what the bounds on size let through may still take minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import stat
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,17 +45,23 @@ class Kernel:
     us: float
 
 
-def read_kernels(path: Path) -> list[Kernel]:
+def read_kernels(path: Path, *, deadline: float) -> list[Kernel]:
     """The kernels of a trace, by their begin.
 
+    Args:
+        path: of the file.
+        deadline: when reading is given up, as time.monotonic() counts.
+
     Raises:
-        InputError: it cannot be read, is a link or another special file, no such trace, or larger than one can be.
+        InputError: it cannot be read, is a link or another special file, no such trace, or larger than one can be, or
+            the deadline came first.
     """
     try:
-        with gzip.open(io.BytesIO(_packed(path)), "rt", encoding="utf-8", errors="replace") as file:
+        source = _Source(_packed(path), deadline)
+        with gzip.open(source, "rt", encoding="utf-8", errors="replace") as file:
             names: dict[str, str] = {}
             kernels = []
-            for event in _events(file):
+            for event in _events(file, deadline):
                 if kernel := _kernel(event, names):
                     kernels.append(kernel)
                 if len(kernels) > MOST_KERNELS:
@@ -65,6 +73,24 @@ def read_kernels(path: Path) -> list[Kernel]:
             todo="take it again, of fewer steps",
         ) from error
     return sorted(kernels, key=lambda kernel: kernel.begin)
+
+
+def _check_time(deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        raise TimeoutError("the time for it was over before its end")
+
+
+class _Source(io.BytesIO):
+    """The packed file. gzip may go through all of it in search of the next text, so the time is looked at here, too."""
+
+    def __init__(self, packed: bytes, deadline: float) -> None:
+        super().__init__(packed)
+        self._deadline = deadline
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As any file's, up to the deadline."""
+        _check_time(self._deadline)
+        return super().read(size)
 
 
 def _packed(path: Path) -> bytes:
@@ -92,9 +118,9 @@ def _kernel(event: object, names: dict[str, str]) -> Kernel | None:
     return Kernel(name=names.setdefault(short, short), begin=float(begin), us=float(us))
 
 
-def _events(file: IO[str]) -> Iterator[Any]:
+def _events(file: IO[str], deadline: float) -> Iterator[Any]:
     """The entries of traceEvents, as they come."""
-    reader = _Reader(file)
+    reader = _Reader(file, deadline)
     reader.to_events()
     for _ in range(MOST_EVENTS):
         if not reader.next_is_event():
@@ -106,12 +132,14 @@ def _events(file: IO[str]) -> Iterator[Any]:
 class _Reader:
     """A window on the text that moves on."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file, self._text, self._at, self._read = file, "", 0, 0
+    def __init__(self, file: IO[str], deadline: float) -> None:
+        self._file, self._deadline = file, deadline
+        self._text, self._at, self._read = "", 0, 0
         self._decoder = json.JSONDecoder()
 
     def _more(self) -> bool:
         """Read on, and forget what lies behind; whether there was more."""
+        _check_time(self._deadline)
         chunk = self._file.read(_CHUNK)
         self._read += len(chunk)
         if self._read > MOST_BYTES:

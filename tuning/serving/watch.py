@@ -1,8 +1,9 @@
 """What a running server does, from two readings of its counters: step time, acceptance, break-even, one advice. Pure.
 
 SGLang from 0.5.9 counts decode steps and their tokens as they happen (`counters`), so a window is exact whatever still
-runs in it. Accept length is read from counters of verify passes where requests finished; else it is tokens a step over
-requests that ran, which are known at both ends of the window only: where their number changed it is not known.
+runs in it. Accept length is read from counters of verify passes where enough requests finished; else it is tokens a
+step over requests that ran, which are known at both ends of the window only: where their number changed, or more than a
+few finished, it is not known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import Any
 
 from tuning.serving.counters import Metrics, Window, window
@@ -22,7 +24,7 @@ EAGER = 0.99
 ABOUT_EVEN = 0.02
 """Between accept length and break-even, as a fraction of it: windows of seconds tell no less."""
 _ENOUGH = 0.5
-"""Verify passes of requests that finished, as a share of the window's steps, from which on they stand for it."""
+"""Verify passes of requests that finished, as a share of those of the window, from which on they stand for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def glance(before: Metrics, after: Metrics, seconds: float, baseline: Baseline |
         queued=after.queued,
         tokens_per_second=_speed(gained, seconds),
         step_ms=step_ms,
-        accept_length=_accept_length(before, after, gained),
+        accept_length=_accept_length(before, after, gained, running),
         graph_share=gained.graph_share,
         break_even=step_ms / base if step_ms and base else None,
         restarted=gained.restarted,
@@ -127,26 +129,49 @@ def doubt(baseline: ServerSpec, info: Mapping[str, Any]) -> str:
 
 
 def _last(model: str) -> str:
-    """A model's own name: folders differ from machine to machine."""
-    return model.rstrip("/").rpartition("/")[2]
+    """A model's own name: folders differ from machine to machine.
+
+    In Hugging Face's cache it is part of a folder's name: models--ORG--NAME/snapshots/HASH.
+    """
+    path = PurePosixPath(model)
+    cached = path.parent.parent.name
+    if path.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.rpartition("--")[2]
+    return path.name
 
 
-def _accept_length(before: Metrics, after: Metrics, gained: Window) -> float | None:
-    """By counters of verify passes, which need no gauge, else by steps where no request came or went.
+def _accept_length(before: Metrics, after: Metrics, gained: Window, running: float | None) -> float | None:
+    """By counters of verify passes, else by steps over requests, where their number hardly changed.
 
-    None where neither tells: SGLang counts verify passes once a request has finished, and those of a short one among
-    long ones do not stand for the window.
+    None where neither tells: SGLang counts verify passes once a request has finished, and those of a few among many do
+    not stand for the window.
     """
     if gained.restarted:
         return None
     most = _most_accepted(before, after)
-    few = gained.verify_calls and gained.decode_passes and gained.verify_calls < gained.decode_passes * _ENOUGH
-    if gained.accept_length is not None and not few:
+    if gained.accept_length is not None and _counters_suffice(gained, running):
         return _possible(gained.accept_length, most)
-    steady = after.running and before.running == after.running and not gained.finished
-    if not steady or not after.running or gained.tokens_per_pass is None:
+    if not running or before.running != after.running or not _few_finished(gained, running):
         return None
-    return _possible(gained.tokens_per_pass / after.running, most)
+    if gained.tokens_per_pass is None:
+        return None
+    return _possible(gained.tokens_per_pass / running, most)
+
+
+def _counters_suffice(gained: Window, running: float | None) -> bool:
+    """Whether verify passes of requests that finished stand for all requests that ran; vLLM counts those of all."""
+    if gained.decode_passes is None:
+        return True
+    if running is None:
+        return False
+    # A request also counts its passes before the window: of those in it there are no more than steps.
+    within = min(gained.verify_calls or 0, (gained.finished or 0) * gained.decode_passes)
+    return within >= _ENOUGH * gained.decode_passes * running
+
+
+def _few_finished(gained: Window, running: float) -> bool:
+    """Whether the number of requests, the same at both ends, can have been another by ABOUT_EVEN at most in between."""
+    return (gained.finished or 0) <= ABOUT_EVEN * running
 
 
 def _most_accepted(before: Metrics, after: Metrics) -> float:
@@ -185,24 +210,37 @@ def _advice(seen: Glance, gained: Window, after: Metrics, baseline: Baseline | N
         return "the server was started anew: its counters begin at 0"
     if not seen.running:
         return "nothing running"
+    drafting = _drafting(seen, gained, after)
     if seen.graph_share is not None and seen.graph_share < EAGER:
-        steps = "decode steps" if after.draft_tokens == 0 else "verify passes"
+        steps = "verify passes" if drafting else "decode steps"
         return (
             f"{1 - seen.graph_share:.0%} of {steps} run eagerly: capture CUDA graphs for {seen.running:.0f} requests "
             "(--cuda-graph-max-bs-decode, up to 0.5.19 --cuda-graph-max-bs)"
         )
     if after.draft_tokens == 0:
         return "no speculation: this is a baseline's step time"
+    if not drafting:
+        return (
+            "no speculation seen: steps gave each request one token. This is a baseline's step time, "
+            "or that of speculation whose drafts are not accepted"
+        )
     if seen.accept_length is None:
-        return _no_accept_length(gained, steady=steady)
+        return _no_accept_length(gained, seen.running, steady=steady)
     if seen.break_even is None:
         return _no_break_even(baseline, seen.running, steady=steady)
     held = _held_against(seen.accept_length, seen.break_even, seen.running)
     return f"{held}; in doubt: {baseline.doubt}" if baseline and baseline.doubt else held
 
 
-def _no_accept_length(gained: Window, *, steady: bool) -> str:
-    if not steady or gained.finished:
+def _drafting(seen: Glance, gained: Window, after: Metrics) -> bool:
+    """Whether the server speculates, or may: SGLang does not say so itself before 0.5.13."""
+    if after.draft_tokens is not None:
+        return after.draft_tokens > 0
+    return bool(gained.verify_calls) or seen.accept_length is None or seen.accept_length > 1 + ABOUT_EVEN
+
+
+def _no_accept_length(gained: Window, running: float, *, steady: bool) -> str:
+    if not steady or not _few_finished(gained, running):
         return "accept length not known: requests came or went in this window"
     if gained.tokens_per_pass is None:
         return "accept length not known"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import stat
 import subprocess
 import time
 import tracemalloc
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +31,10 @@ def write(path: Path, text: str) -> Path:
     with gzip.open(path, "wt") as file:
         file.write(text)
     return path
+
+
+def read(path: Path) -> list[Kernel]:
+    return read_kernels(path, deadline=time.monotonic() + 60)
 
 
 def steps_of(count: int, *, calls: int = 4, ragged: bool = True) -> list[Kernel]:
@@ -88,7 +95,7 @@ def test_events_other_than_kernels_are_left_out(tmp_path: Path) -> None:
     text = json.dumps(
         {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "more": []}, indent=1
     )
-    kernels = read_kernels(write(tmp_path / "t.json.gz", text))
+    kernels = read(write(tmp_path / "t.json.gz", text))
     assert [(k.name, k.begin, k.us) for k in kernels] == [("a" * 140, 1, 3), ("b", 5.5, 2)]
 
 
@@ -108,15 +115,15 @@ def test_events_other_than_kernels_are_left_out(tmp_path: Path) -> None:
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match="cannot read the profile"):
-        read_kernels(write(tmp_path / "t.json.gz", text))
+        read(write(tmp_path / "t.json.gz", text))
 
 
 def test_what_is_no_gzip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json.gz").write_text("{}")
     with pytest.raises(InputError, match="cannot read the profile"):
-        read_kernels(tmp_path / "t.json.gz")
+        read(tmp_path / "t.json.gz")
     with pytest.raises(InputError):
-        read_kernels(tmp_path / "missing.json.gz")
+        read(tmp_path / "missing.json.gz")
 
 
 def test_a_large_trace_is_read_in_little_memory_and_time(tmp_path: Path) -> None:
@@ -124,7 +131,7 @@ def test_a_large_trace_is_read_in_little_memory_and_time(tmp_path: Path) -> None
     path = write(tmp_path / "t.json.gz", '{"traceEvents": [' + ",".join([event] * 40_000) + "]}")
     tracemalloc.start()
     began = time.perf_counter()
-    assert read_kernels(path) == []
+    assert read(path) == []
     assert tracemalloc.get_traced_memory()[1] < 3_000_000, "the text is 11 MB"
     tracemalloc.stop()
     assert time.perf_counter() - began < 20
@@ -156,16 +163,56 @@ def test_what_is_no_regular_file_of_such_a_size_is_not_even_read(tmp_path: Path,
     else:
         path.write_bytes(whole.read_bytes())
         os.truncate(path, 1 << 40)  # zeros, which gzip would go through one by one
-    assert read_kernels(whole) == []
+    assert read(whole) == []
     with pytest.raises(InputError, match="cannot read the profile"):
-        read_kernels(path)
+        read(path)
 
 
 def test_events_without_end_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_EVENTS", 100)
-    assert read_kernels(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 99 + "]}")) == []
+    assert read(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 99 + "]}")) == []
     with pytest.raises(InputError, match="more than 100 events"):
-        read_kernels(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 101 + "]}"))
+        read(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 101 + "]}"))
+
+
+EMPTY = gzip.compress(b"")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [gzip.compress(b'{"traceEvents": [' + b"1," * 2_000_000), EMPTY * 20_000, EMPTY + bytes(1_000_000)],
+    ids=["events", "members without text", "zeros"],
+)
+def test_reading_ends_at_its_deadline_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bytes
+) -> None:
+    """By a clock that goes on when it is looked at: it is, all the while."""
+    looks = count()
+    monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(packed)
+    with pytest.raises(InputError, match=r"cannot read the profile .*the time for it was over before its end"):
+        read_kernels(path, deadline=20)
+    assert next(looks) == 21
+
+
+def test_reading_ends_at_its_deadline_however_much_text_one_look_at_the_file_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gzip may unpack a thousand times what it read, before it reads on."""
+    looks = count()
+    monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    monkeypatch.setattr(trace, "_Source", lambda packed, _: io.BytesIO(packed))
+    with pytest.raises(InputError, match="the time for it was over before its end"):
+        read_kernels(write(tmp_path / "t.json.gz", '{"traceEvents": [' + "1," * 2_000_000), deadline=20)
+
+
+def test_a_trace_that_takes_too_long_to_read_ends_the_profile(tmp_path: Path) -> None:
+    write(tmp_path / "1-TP-0.trace.json.gz", '{"traceEvents": [' + "1," * 6_000_000 + "]}")
+    began = time.monotonic()
+    with fake_server(tmp_path, profiler=False) as server, pytest.raises(InputError, match="the time for it was over"):
+        take(server.url, tmp_path, LOAD, timeout=1.2)
+    assert time.monotonic() - began < 10
 
 
 def test_what_a_hostile_server_leaves_beside_its_traces_is_told_and_nothing_hangs(tmp_path: Path) -> None:

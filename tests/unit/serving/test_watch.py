@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -127,12 +128,15 @@ def finished(*, requests: int = 0, tokens: int = 0, verified: int = 0) -> str:
     )
 
 
-def counted(*, running: int, ran: int, **gained: int) -> Glance:
-    """200 steps whose tokens would make 2.0 a step and request, of four."""
-    begin, end = scraped(running=ran), scraped(running=running, steps=200, tokens=1600)
+def counted(*, running: int, ran: int, decoded: float = 1600, ms: float = 8, **gained: int) -> Glance:
+    """200 steps whose tokens would make 2.0 a step and request, of four, unless told otherwise."""
+    begin, end = scraped(running=ran), scraped(running=running, steps=200, tokens=decoded)
     before, after = parse_metrics(finished()), parse_metrics(finished(**gained))
     return glance(
-        Metrics(series={**begin.series, **before.series}), Metrics(series={**end.series, **after.series}), 2.0, given(8)
+        Metrics(series={**begin.series, **before.series}),
+        Metrics(series={**end.series, **after.series}),
+        2.0,
+        given(ms),
     )
 
 
@@ -149,6 +153,50 @@ def test_one_short_request_among_long_ones_does_not_stand_for_a_window() -> None
     assert "requests came or went" in found.advice
 
 
+@pytest.mark.parametrize("verified", [110, 20_000], ids=["of the window", "mostly before it"])
+def test_one_finished_request_of_many_does_not_judge_them_all(verified: int) -> None:
+    """It got 1.1 tokens a pass, the 64 that run got 2.5."""
+    one = {"requests": 1, "tokens": verified * 11 // 10 + 1, "verified": verified}
+    found = counted(running=64, ran=64, decoded=64 * 2.5 * 200, ms=5, **one)
+    assert found.accept_length == pytest.approx(2.5)
+    assert "speculation pays at 64 requests: acceptance 2.50, break-even 2.00" in found.advice
+    changed = counted(running=64, ran=63, decoded=64 * 2.5 * 200, ms=5, **one)
+    assert changed.accept_length is None
+    assert "requests came or went" in changed.advice
+
+
+def test_steps_over_requests_count_only_where_few_finished() -> None:
+    """Two of 64 may have made the mean number another by 3%, one by less than can be told."""
+    gained = {"tokens": 12, "verified": 10}
+    assert counted(running=64, ran=64, decoded=64 * 2.5 * 200, requests=1, **gained).accept_length == 2.5
+    assert counted(running=64, ran=64, decoded=64 * 2.5 * 200, requests=2, **gained).accept_length is None
+
+
+def without_draft_gauge(metrics: Metrics) -> Metrics:
+    """As SGLang 0.5.9 to 0.5.12 answer: they do not say whether they speculate, nor count verify passes."""
+    return Metrics(
+        series={name: rows for name, rows in metrics.series.items() if name != "sglang:spec_num_draft_tokens"}
+    )
+
+
+def old(**after: float) -> Glance:
+    begin, end = (without_draft_gauge(scraped(running=4, **steps)) for steps in ({}, after))
+    return glance(begin, end, 2.0, given(10))
+
+
+@pytest.mark.parametrize("tokens", [800, 796, 804], ids=["read between steps", "in one", "in another"])
+def test_a_server_that_may_not_speculate_gets_no_verdict_on_speculation(tokens: float) -> None:
+    found = old(steps=200, tokens=tokens)
+    assert found.advice.startswith("no speculation seen")
+    assert "whose drafts are not accepted" in found.advice
+    assert "50% of decode steps run eagerly" in old(steps=100, eager=100, tokens=tokens).advice
+
+
+def test_a_server_that_speculates_is_judged_though_it_accepts_nothing() -> None:
+    assert "speculation pays at 4 requests" in old(steps=200, tokens=1600).advice
+    assert "speculation loses at 4 requests" in seen(given(5), running=4, steps=200, tokens=800).advice
+
+
 def test_a_break_even_below_one_is_doubted_in_words() -> None:
     found = seen(given(20), steps=200, tokens=400)
     assert found.break_even == 0.5
@@ -161,6 +209,11 @@ def test_a_break_even_below_one_is_doubted_in_words() -> None:
     [
         ({"model_path": "/elsewhere/m/", "tp_size": 1}, []),
         ({"model_path": "/data/x", "served_model_name": "m"}, []),
+        ({"model_path": "/hub/models--org--m/snapshots/0123abc", "tp_size": 1}, []),
+        ({"model_path": "/hub/models--m/snapshots/0123abc/"}, []),
+        ({"model_path": "/hub/models--org--n/snapshots/m"}, ["model 'm'", "the server has '/hub/models--org--n"]),
+        ({"model_path": "/mine/snapshots/m"}, []),
+        ({"model_path": "snapshots/x"}, ["model 'm'"]),
         ({}, []),
         ({"model_path": 7, "tp_size": "many"}, []),
         ({"model_path": "/models/other", "tp_size": 8}, ["model 'm'", "'/models/other'", "size 1, the server has 8"]),
@@ -172,6 +225,13 @@ def test_a_baseline_of_another_model_is_doubted(info: dict[str, object], says: l
     assert all(part in found for part in says)
     advice = seen(Baseline(source="r", any_concurrency=6.25, doubt=found), steps=200, tokens=400).advice
     assert ("in doubt: the baseline is of model" in advice) == bool(says)
+
+
+def test_a_baseline_from_hugging_faces_cache_is_known_by_its_name() -> None:
+    cached = replace(BASELINE.spec, model="/hub/models--org--m/snapshots/0123abc")
+    assert doubt(cached, {"model_path": "org/m"}) == ""
+    assert doubt(cached, {"model_path": "/other/models--org--m/snapshots/4567def"}) == ""
+    assert "is of model" in doubt(cached, {"model_path": "org/n"})
 
 
 def test_a_baseline_is_read_between_measured_numbers_and_not_beyond() -> None:
