@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .node_files import damaged, read_document, remove_document, write_document
+from .node_files import DamagedError, damaged, read_document, remove_document, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "lanewise.before/1"
 DEFAULT = "/var/lib/lanewise/before.json"
-SECTIONS = ("registers", "values")
 LOST = "the way back: what registers and live values were before, so that revert leaves them as they are now"
 
 Entries = dict[str, dict[str, Any]]
@@ -67,6 +66,13 @@ def drop(path: Path, section: str, keys: Collection[str]) -> None:
         write_document(path, document)
     else:
         remove_document(path)
+
+
+def damaged_entry(path: Path, key: str) -> DamagedError:
+    """The error for an entry that does not have what its section needs."""
+    return DamagedError(
+        f"{path}: the entry {key!r} is damaged; restore the file, or remove the entry and with it its way back"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

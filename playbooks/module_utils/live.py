@@ -108,6 +108,15 @@ def reverted(root: str, record: str, paths: list[str], *, write: bool) -> Outcom
         return Outcome(found.readings, faults, found.skipped)
 
 
+def require_sound(root: str, record: str) -> None:
+    """Refuse a record with an entry that `reverted` could not use.
+
+    Raises:
+        NodeFileError: the record cannot be used.
+    """
+    _recorded(below(root, record), [])
+
+
 def lines(readings: list[Reading], *, after: bool) -> str:
     """One line a file, before or after the change: for diffs."""
     return "".join(f"{one.value.path} {one.value.text if after else one.now}\n" for one in readings)
@@ -117,10 +126,8 @@ def _recorded(path: Path, paths: list[str]) -> list[Value]:
     entries = before.load(path, SECTION)
     chosen = {name: entry for name, entry in entries.items() if not paths or name in paths}
     for name, entry in chosen.items():
-        if not name.startswith(PLACES) or not isinstance(entry.get("value"), str):
-            raise NodeFileError(
-                f"{path}: the entry {name!r} is damaged; restore the file, or remove the entry and with it its way back"
-            )
+        if not name.startswith(PLACES) or ".." in name.split("/") or not isinstance(entry.get("value"), str):
+            raise before.damaged_entry(path, name)
     return [Value(name, entry["value"]) for name, entry in reversed(chosen.items())]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from . import before, derived, owned
+from . import before, derived, live, owned, pci_changes
 from .node_files import NodeFileError, below, damaged
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def require_sound(root: str) -> None:
     Raises:
         NodeFileError: one is damaged, or cannot be read.
     """
-    for section in before.SECTIONS:
-        before.load(below(root, before.DEFAULT), section)
+    pci_changes.require_sound(root, before.DEFAULT)
+    live.require_sound(root, before.DEFAULT)
     derived.load(below(root, derived.RECORD))
     owned.require_sound(root)
     _require_limits(below(root, POWER))

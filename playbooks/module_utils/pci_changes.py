@@ -75,6 +75,19 @@ def reverted(root: str, record: str, *, write: bool) -> Outcome:
         return Outcome(found.readings, faults, found.gone)
 
 
+def require_sound(root: str, record: str) -> None:
+    """Refuse a record with an entry that `reverted` could not use, also of a function that is gone: it may come back.
+
+    Raises:
+        NodeFileError: the record cannot be used.
+    """
+    path = below(root, record)
+    for key, entry in before.load(path, SECTION).items():
+        address, _, register = key.partition(" ")
+        if _damage(address, register, entry):
+            raise before.damaged_entry(path, key)
+
+
 def _survey(root: str, path: Path, settings: Settings) -> Outcome:
     """What is there, and for which functions the record speaks of another one."""
     entries = before.load(path, SECTION)
@@ -119,8 +132,9 @@ def _stranger(device: Device, register: str, entry: dict[str, object] | None) ->
 
 
 def _damage(address: str, register: str, entry: dict[str, object]) -> Fault | None:
+    word = entry.get("word")
     try:
-        sound = register in REGISTERS and 0 <= int(str(entry.get("word")), 16) <= 0xFFFF
+        sound = register in REGISTERS and isinstance(word, str) and 0 <= int(word, 16) <= 0xFFFF
     except ValueError:
         sound = False
     return None if sound else Fault(address, register, f"the record of first values is damaged: {entry}")

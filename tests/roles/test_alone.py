@@ -161,6 +161,7 @@ def test_containers_see_the_host_nccl_files(story: Story) -> None:
 def test_argument_specs_and_defaults_agree(role: str) -> None:
     folder = ROOT / f"playbooks/roles/{role}"
     entries = yaml.safe_load((folder / "meta/argument_specs.yml").read_text())["argument_specs"]
+    assert entries["preflight"]["options"] == entries["main"]["options"]
     defaults = yaml.safe_load((folder / "defaults/main.yml").read_text())
     options = {name: option for entry in entries.values() for name, option in entry["options"].items()}
     assert set(options) == set(defaults)

@@ -75,6 +75,8 @@ def roots(farm: Farm) -> dict[str, Path]:
         "damaged-refreshed": add("damaged-refreshed"),
         "maybe": add("maybe", reboot_ok="maybe"),
         "unpinned": add("unpinned", runtime_install={"docker.io": "latest"}),
+        "misfit": add("misfit", pcie_exclude={"a": 1}),
+        "misaddressed": add("misaddressed", pcie_exclude=["01:00.0"]),
         "refused": add("refused", node_settings={"enable": ["no_such_setting"], "disable": ["persistence"]}),
         "sudo": add(
             "sudo",
@@ -207,6 +209,19 @@ def test_what_the_inventory_says_wrongly_is_refused_and_changes_nothing(
     assert different(before[name], tree(roots[name])) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("misfit", "argument 'pcie_exclude'"), ("misaddressed", "pcie: pcie_exclude has 01:00.0; expected")],
+)
+def test_what_only_one_role_reads_is_checked_before_any_role_changes_anything(
+    done: Done, roots: dict[str, Path], before: dict[str, Any], name: str, said: str
+) -> None:
+    status, message = result(done, name)
+    assert status == "failed"
+    assert said in message
+    assert beyond_our_folder(before[name], roots[name]) == []
+
+
 @pytest.mark.parametrize("playbook", ["provision", "revert"])
 @pytest.mark.usefixtures("done")
 def test_a_tag_that_nothing_has_is_refused_with_those_that_there_are(farm: Farm, playbook: str) -> None:
@@ -214,9 +229,16 @@ def test_a_tag_that_nothing_has_is_refused_with_those_that_there_are(farm: Farm,
     assert again.code != 0
     assert again.results["healthy"]["status"] == "refused"
     told = again.results["healthy"]["message"]
-    assert (
-        "no tag nosuch; expected of all, runtime, kernel, pcie, gpu, nccl, container, preflight, apply, verify" in told
-    )
+    ours = "all, runtime, kernel, pcie, gpu, nccl, container, preflight, apply, verify"
+    assert f"no tag nosuch; expected of {ours}, or Ansible's own always, never, tagged, untagged; next" in told
+
+
+@pytest.mark.usefixtures("done")
+def test_tags_of_ansible_are_taken_and_tagged_means_every_role(farm: Farm) -> None:
+    tags = ("--tags", "always,never,tagged,untagged", "--skip-tags", "never,untagged")
+    again = farm.play("playbooks/provision.yml", "--limit", "healthy", "--check", *tags)
+    assert again.code == 0, again.out
+    assert again.results["healthy"]["waiting"]["reboot"] != []
 
 
 def test_a_node_without_sudo_says_so(done: Done) -> None:

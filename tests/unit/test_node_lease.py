@@ -127,6 +127,33 @@ def test_a_damaged_document_of_ours_is_found_with_the_lease_and_what_goes_with_i
         assert (folder / name).read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "entry"),
+    [
+        ("values", "/sys/x", {}),
+        ("values", "/sys/x", {"value": 1}),
+        ("values", "/etc/passwd", {"value": "1"}),
+        ("values", "/sys/../etc/passwd", {"value": "1"}),
+        ("registers", "0000:01:00.0 aspm", {"device": "10de:2bb1"}),
+        ("registers", "0000:01:00.0 aspm", {"device": "10de:2bb1", "word": 64}),
+        ("registers", "0000:01:00.0 boot", {"device": "10de:2bb1", "word": "0x0040"}),
+    ],
+)
+def test_a_damaged_entry_is_found_with_the_lease_before_any_role_reverts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, key: str, entry: dict[str, Any]
+) -> None:
+    path = tmp_path / "var/lib/lanewise/before.json"
+    path.parent.mkdir(parents=True)
+    sound = {"values": {"/sys/y": {"value": "1"}}, "registers": {"0000:02:00.0 aspm": {"word": "0x0040"}}}
+    options: dict[str, Any] = {"controller": "me@here", "pid": 10, "root": str(tmp_path)}
+    path.write_text(json.dumps({"schema": "lanewise.before/1", **sound}))
+    assert "msg" not in run_module("node_lease", capsys, **options)
+    path.write_text(json.dumps({"schema": "lanewise.before/1", **sound, section: {**sound[section], key: entry}}))
+    said = run_module("node_lease", capsys, **options)["msg"]
+    assert said.startswith(f"{path}: the entry {key!r} is damaged; restore the file, or remove the entry")
+    assert "ansible_become" not in said
+
+
 def test_the_record_of_before_is_kept_while_anything_is_ours(tmp_path: Path) -> None:
     later = {**RECORD, "host": {"hostname": "changed"}}
     assert record_before(str(tmp_path), RECORD, write=True) == RECORD

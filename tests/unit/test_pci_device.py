@@ -358,7 +358,7 @@ def test_a_damaged_record_is_refused_and_kept(root: Path, text: str) -> None:
     assert spaces(root) == before
 
 
-@pytest.mark.parametrize("entry", [{"word": "0x99999"}, {"word": "soon"}, {}, {"word": None}])
+@pytest.mark.parametrize("entry", [{"word": "0x99999"}, {"word": "soon"}, {}, {"word": None}, {"word": 64}])
 def test_a_damaged_entry_is_a_fault(root: Path, entry: dict[str, object]) -> None:
     path = root / DEFAULT[1:]
     path.parent.mkdir(parents=True)
