@@ -63,6 +63,24 @@ def find_arms(name: str, environments: Sequence[str], arms: Sequence[str], basel
     return [(environment, name) for environment in environments] if name in arms else []
 
 
+def one_against_several(names: Sequence[str], labels: Sequence[Sequence[str]], what: str) -> InputError:
+    """The error of two names of which one stands for one arm, and the other for one in every environment.
+
+    Args:
+        names: the two.
+        labels: what each stands for, as `environment:arm`.
+        what: they are called, with its article.
+    """
+    one, several = names if len(labels[0]) == 1 else reversed(names)
+    kind = what.partition(" ")[2]
+    pair = next((a, b) for a in labels[0] for b in labels[1] if a != b)
+    return InputError(
+        f"{one!r} is one {kind} in one environment, {several!r} {what} in every environment",
+        expected=f"two {kind}s, or two environments, or environment:{kind} twice",
+        todo=f"say, for example, {' '.join(pair)}",
+    )
+
+
 def medians(side: Side, case: CaseKey, copy: int = 0) -> dict[int, Trial]:
     """By repetition, the last trial with numbers of that side; a repetition run again after a crash counts once."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,14 @@ def finish_servers(run: ServingRun) -> None:
 
 
 def exit_code(run: Run) -> ExitCode | None:
+    """As `exit_code_of` all its trials."""
+    return exit_code_of([trial.status for trial in run.trials])
+
+
+def exit_code_of(statuses: Collection[Status]) -> ExitCode | None:
     """FAILED where a candidate or server broke, or nothing has numbers. One that cannot run here is no failure."""
-    harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
-    broken = any(trial.status not in harmless for trial in run.trials)
-    return ExitCode.FAILED if broken or not any(trial.ok for trial in run.trials) else None
+    harmless = {Status.OK, Status.UNSUPPORTED, Status.SKIPPED}
+    return ExitCode.FAILED if set(statuses) - harmless or Status.OK not in statuses else None
 
 
 def _reporter(progress: talk.Track, path: Path) -> campaigns.Report:

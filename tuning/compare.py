@@ -15,6 +15,7 @@ from tuning.arms import (
     launch_jump,
     medians,
     middle,
+    one_against_several,
     share_launches,
 )
 from tuning.differences import between_environments, between_runs
@@ -114,13 +115,8 @@ def compare_names(run_a: Run, name_a: str, run_b: Run, name_b: str) -> list[Comp
     if run_a.path != run_b.path:
         return [compare(sides_a[0], sides_b[0], cases) for cases in slices]
     if len(sides_a) != len(sides_b):
-        one, several = (name_a, name_b) if len(sides_a) == 1 else (name_b, name_a)
-        a, b = next((a, b) for a in sides_a for b in sides_b if a.label != b.label)
-        raise InputError(
-            f"{one!r} is one candidate in one environment, {several!r} a candidate in every environment",
-            expected="two candidates, or two environments, or environment:candidate twice",
-            todo=f"say, for example, {a.label} {b.label}",
-        )
+        labels = [[side.label for side in sides] for sides in (sides_a, sides_b)]
+        raise one_against_several((name_a, name_b), labels, "a candidate")
     return [compare(a, b, cases) for a, b in zip(sides_a, sides_b, strict=True) for cases in slices]
 
 

@@ -24,13 +24,12 @@ from tuning.runfile import Kind, Run
 from tuning.serving.any_run import newest_path, of_one_benchmark, read_any_run
 from tuning.serving.report import serving_report
 from tuning.serving.runfile import ServingRun
-from tuning.speculation_request import Asked, predict, question
+from tuning.speculation_request import UNASKED, Asked, predict, question
 from tuning.speculation_view import Prediction as Speculation
 from tuning.topology_read import read_topology, reference_names
 from tuning.workload import short
 
 _MOST_GPUS_OF_A_NODE = 64
-_DRAFT_TOKENS, _MODEL, _GPU = 3, "kimi-k2", "rtx-pro-6000"
 
 
 @verb(
@@ -56,10 +55,10 @@ def report(
     baseline: str = "",
     with_speculation: str = "",
     accept_length: str = "",
-    draft_tokens: int = _DRAFT_TOKENS,
+    draft_tokens: int = UNASKED.draft_tokens,
     allreduce: list[str] | None = None,
-    model: str = _MODEL,
-    gpu: str = _GPU,
+    model: str = UNASKED.model,
+    gpu: str = UNASKED.gpu,
     output: str = "",
     json: bool = False,
 ) -> None:
@@ -73,10 +72,10 @@ def report(
             baseline=baseline,
             with_speculation=with_speculation,
             accept_length=accept_length,
-            draft_tokens="" if draft_tokens == _DRAFT_TOKENS else draft_tokens,
+            draft_tokens="" if draft_tokens == UNASKED.draft_tokens else draft_tokens,
             allreduce=" ".join(allreduce or ()),
-            model="" if model == _MODEL else model,
-            gpu="" if gpu == _GPU else gpu,
+            model="" if model == UNASKED.model else model,
+            gpu="" if gpu == UNASKED.gpu else gpu,
         )
         made = serving_report(servers)
         if json:

@@ -63,7 +63,8 @@ def sweep_stale_scratch() -> list[Path]:
         for folder in parent.glob("lanewise-*"):
             if is_scratch(folder) and _is_stale(folder):
                 remove(folder)
-                removed += [folder] if not folder.exists() else []
+                if not folder.exists():
+                    removed.append(folder)
     return removed
 
 

@@ -63,6 +63,13 @@ class Asked:
     run: str
 
 
+UNASKED = Asked(
+    model="kimi-k2", gpu="rtx-pro-6000", gpus=8, draft_tokens=3, baseline="", with_speculation="", instead=(),
+    accept_length="", per_position="", allreduce=(), run="",
+)  # fmt: skip
+"""The options of a verb that are not given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What is known, and what goes with it.

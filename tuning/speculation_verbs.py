@@ -20,17 +20,13 @@ from tuning.model_parts import find_gpu, shipped_models
 from tuning.model_parts import gpus as known_gpus
 from tuning.serving import forecast_view
 from tuning.serving.forecast_request import AskedOfServers, predict_servers
-from tuning.speculation_request import Asked, Question, predict, question
+from tuning.speculation_request import UNASKED, Asked, Question, predict, question
 from tuning.speculation_svg import STEPS as PICTURE_STEPS
 from tuning.speculation_svg import svg as picture
 from tuning.speculation_table import slices
 
 _MODEL = f"{', '.join(shipped_models())}, or a config.json"
 _GPU = f"one of {', '.join(known_gpus())}"
-_DEFAULTS = Asked(
-    model="kimi-k2", gpu="rtx-pro-6000", gpus=8, draft_tokens=3, baseline="", with_speculation="", instead=(),
-    accept_length="", per_position="", allreduce=(), run="",
-)  # fmt: skip
 _ALSO_OF_SERVERS = ("accept_length", "run")
 """Options of rates that go together with --servers."""
 
@@ -58,14 +54,14 @@ def predict_speculation(
     baseline: str = "",
     with_speculation: str = "",
     instead: list[str] | None = None,
-    draft_tokens: int = _DEFAULTS.draft_tokens,
+    draft_tokens: int = UNASKED.draft_tokens,
     accept_length: str = "",
     per_position: str = "",
     allreduce: list[str] | None = None,
     run: str = "",
-    model: str = _DEFAULTS.model,
-    gpu: str = _DEFAULTS.gpu,
-    gpus: int = _DEFAULTS.gpus,
+    model: str = UNASKED.model,
+    gpu: str = UNASKED.gpu,
+    gpus: int = UNASKED.gpus,
     servers: str = "",
     drafting: str = "",
     speculation: list[str] | None = None,
@@ -97,7 +93,7 @@ def predict_speculation(
 
 def _put_servers(of_servers: AskedOfServers, asked: Asked, *, svg: str, json: bool) -> None:
     others = [one.name for one in fields(Asked) if one.name not in _ALSO_OF_SERVERS]
-    given = [name for name in others if getattr(asked, name) != getattr(_DEFAULTS, name)] + ["svg"] * bool(svg)
+    given = [name for name in others if getattr(asked, name) != getattr(UNASKED, name)] + ["svg"] * bool(svg)
     if given:
         raise InputError(
             f"--{given[0].replace('_', '-')} is given with --servers, --drafting or --speculation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -126,3 +127,14 @@ def fake_run(
                     )
                 )
     return Run(path=path, header=fake_header(plan, kind, **environments), trials=tuple(trials), launches=launches)
+
+
+def litter(folder: Path) -> None:
+    """More folders in one another than shutil.rmtree takes; by relative names, since no path is as long."""
+    folder.mkdir()
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("x", dir_fd=inner)
+        outer, inner = inner, os.open("x", os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)

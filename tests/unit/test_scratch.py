@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from tests.unit.makers import litter
 from tuning.scratch import remove
 
 
 def test_folders_that_lie_in_one_another_a_thousand_times_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "lanewise-left"
-    folder.mkdir()
-    handle = os.open(folder, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=handle)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=handle)
-        os.close(handle)
-        handle = deeper
-    os.close(handle)
+    litter(folder)
     remove(folder)
     assert not folder.exists()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lanewise.errors import InputError
-from tuning.arms import middle
+from tuning.arms import middle, one_against_several
 from tuning.serving import acceptance
 from tuning.serving.comparison import Acceptance, Comparison, Latency, Row
 from tuning.serving.differing import asked, differs, follows, on_cuda
@@ -93,13 +93,8 @@ def compare_serving_names(run_a: ServingRun, name_a: str, run_b: ServingRun, nam
     if run_a.path != run_b.path:
         return [compare_serving(sides_a[0], sides_b[0])]
     if len(sides_a) != len(sides_b):
-        one, several = (name_a, name_b) if len(sides_a) == 1 else (name_b, name_a)
-        a, b = next((a, b) for a in sides_a for b in sides_b if a.label != b.label)
-        raise InputError(
-            f"{one!r} is one arm in one environment, {several!r} an arm in every environment",
-            expected="two arms, or two environments, or environment:arm twice",
-            todo=f"say, for example, {a.label} {b.label}",
-        )
+        labels = [[side.label for side in sides] for sides in (sides_a, sides_b)]
+        raise one_against_several((name_a, name_b), labels, "an arm")
     return [compare_serving(a, b) for a, b in zip(sides_a, sides_b, strict=True)]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lanewise.errors import InputError
-from tuning.arms import find_arms
+from tuning.arms import find_arms, middle
 from tuning.serving.records import Request, ServerStart, ServingTrial
 from tuning.serving.request import BASELINE
 from tuning.serving.runfile import ServingRun
@@ -136,22 +136,22 @@ def tokens_per_second(trial: ServingTrial) -> float:
 
 def ttft_ms(trial: ServingTrial) -> float | None:
     """The same of the time to the first token, over requests; None where no reply was a stream."""
-    return _median([request.ttft_ms for done in trial.passes for request in done.requests])
+    return known_middle(request.ttft_ms for done in trial.passes for request in done.requests)
 
 
 def tpot_ms(trial: ServingTrial) -> float | None:
     """The same of the time an output token after the first."""
-    return _median([request.tpot_ms for done in trial.passes for request in done.requests])
+    return known_middle(request.tpot_ms for done in trial.passes for request in done.requests)
 
 
 def itl_p99_ms(trial: ServingTrial) -> float | None:
     """The same of the 99th percentile of the time between chunks; None in files of before."""
-    return _median([done.itl_p99_ms for done in trial.passes])
+    return known_middle(done.itl_p99_ms for done in trial.passes)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+def known_middle(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None where none is."""
+    return middle([value for value in values if value is not None])
 
 
 def accept_length(trial: ServingTrial) -> float:

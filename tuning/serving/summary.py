@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
-from tuning.serving.sides import ServingSide, accept_length, step_ms, tokens_per_second
+from tuning.serving.sides import ServingSide, accept_length, known_middle, step_ms, tokens_per_second
 from tuning.stats import minimum_detectable_effect
 
 Trials = Mapping[int, ServingTrial]
@@ -86,17 +86,11 @@ def _row(trials: Trials, baseline: Trials) -> Row:
         source=", ".join(dict.fromkeys(done.source for done in passes)),
         speed_up=speed / statistics.median(theirs) if theirs else None,
         detectable=_detectable(trials, baseline),
-        ttft_ms=_median(request.ttft_ms for request in requests),
-        tpot_ms=_median(request.tpot_ms for request in requests),
-        itl_p50_ms=_median(done.itl_p50_ms for done in passes),
-        itl_p99_ms=_median(done.itl_p99_ms for done in passes),
+        ttft_ms=known_middle(request.ttft_ms for request in requests),
+        tpot_ms=known_middle(request.tpot_ms for request in requests),
+        itl_p50_ms=known_middle(done.itl_p50_ms for done in passes),
+        itl_p99_ms=known_middle(done.itl_p99_ms for done in passes),
     )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _detectable(own: Trials, baseline: Trials) -> float | None:

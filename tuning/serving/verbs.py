@@ -16,6 +16,7 @@ from lanewise import talk
 from lanewise.errors import ExitCode, InputError
 from lanewise.files import shown_path
 from lanewise.verbs import verb
+from tuning.bench import exit_code_of
 from tuning.campaign import new_run_path
 from tuning.container_images import SERVERS
 from tuning.environments import asked_environments, parse_environment
@@ -30,7 +31,6 @@ from tuning.serving.runfile import ServingRun, read_serving_run
 from tuning.serving.sides import without_numbers
 from tuning.serving.spec import ServerSpec
 from tuning.serving.starts import Report, Step
-from tuning.trial import Status
 from tuning.workload import short
 
 RUNS = ROOT / "runs"
@@ -218,10 +218,9 @@ def reported(path: Path) -> Iterator[Report]:
 
 
 def exit_code(run: ServingRun) -> ExitCode | None:
-    """FAILED where a server broke, or nothing has numbers. What cannot run here is an answer, not a failure."""
-    harmless = (Status.OK, Status.UNSUPPORTED, Status.SKIPPED)
-    broken = any(trial.status not in harmless for trial in without_numbers(run))
-    return ExitCode.FAILED if broken or not any(trial.ok for trial in run.trials) else None
+    """As `tuning.bench.exit_code_of` its trials, but for those whose start has numbers since it was repeated."""
+    counted = [*(trial for trial in run.trials if trial.ok), *without_numbers(run)]
+    return exit_code_of([trial.status for trial in counted])
 
 
 def _show_plan(plan: ServingPlan, *, json: bool) -> None:

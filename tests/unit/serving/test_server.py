@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from lanewise.errors import InputError
+from tests.unit.makers import litter
 from tests.unit.serving.fake_sglang import install
 from tuning.plan import Environment
 from tuning.serving import server as server_module
@@ -108,17 +109,6 @@ def test_folders_in_one_another_are_removed_however_many(start: Starter) -> None
         scratch = server.shared.parent
     assert not scratch.exists()
     assert server.left_behind == ()
-
-
-def litter(folder: Path) -> None:
-    """More folders in one another than shutil.rmtree takes; by relative names, since no path is as long."""
-    folder.mkdir()
-    inner = os.open(folder, os.O_RDONLY)
-    for _ in range(1_500):
-        os.mkdir("x", dir_fd=inner)
-        outer, inner = inner, os.open("x", os.O_RDONLY, dir_fd=inner)
-        os.close(outer)
-    os.close(inner)
 
 
 def test_a_folder_that_cannot_be_removed_is_told(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
