@@ -49,6 +49,7 @@ class ServingRequest:
         allreduces: names of backends.
         concurrencies: numbers of requests at once.
         probe: whether a server without speculation is measured at the row counts of verify passes.
+        probe_on: names of the backends that it is measured with, some of `allreduces`; none: all of them.
         prompts: name or path of a prompt set; "" for the one that fits.
         requests: of a pass at least; 0 for the whole set (8 of generated token ids).
         output_tokens, starts, passes, together, seed, timeout: as in `ServingPlan`; seed 0 draws one.
@@ -63,6 +64,7 @@ class ServingRequest:
     allreduces: tuple[str, ...] = ()
     concurrencies: tuple[int, ...] = (1,)
     probe: bool = False
+    probe_on: tuple[str, ...] = ()
     prompts: str = ""
     requests: int = 0
     output_tokens: int = 512
@@ -113,17 +115,31 @@ def _arms(request: ServingRequest) -> Iterable[ServingArm]:
             todo="name a speculation, or leave it out",
         )
     speculations = [_speculation(text, request) for text in request.speculations]
-    probe_rows = _probe_rows(request, [speculation for _, speculation, _ in speculations]) if request.probe else ()
+    allreduces = request.allreduces or ("default",)
+    probed = _probed(request, allreduces)
+    probe_rows = _probe_rows(request, [speculation for _, speculation, _ in speculations]) if probed else ()
     most = max([*request.concurrencies, *probe_rows], default=1)
     server = replace(request.server, max_running=request.server.max_running or most)
-    for allreduce in request.allreduces or ("default",):
+    for allreduce in allreduces:
         plain = replace(server, allreduce=allreduce, accept_length=0.0)
         yield ServingArm(name=f"{allreduce}/{BASELINE}", spec=plain, concurrencies=request.concurrencies)
         for name, speculation, accept_length in speculations:
             spec = replace(plain, speculation=speculation, accept_length=accept_length)
             yield ServingArm(name=f"{allreduce}/{name}", spec=spec, concurrencies=request.concurrencies)
-        if probe_rows:
+        if allreduce in probed:
             yield ServingArm(name=f"{allreduce}/{PROBE}", spec=plain, concurrencies=probe_rows)
+
+
+def _probed(request: ServingRequest, allreduces: Sequence[str]) -> Sequence[str]:
+    """The backends that the probe is measured with."""
+    for name in request.probe_on:
+        if name not in allreduces:
+            raise InputError(
+                f"--probe-on is {short(name)}, a backend that this run does not measure",
+                expected=f"one of {', '.join(allreduces)}",
+                todo="correct it, or add the backend with --allreduce",
+            )
+    return request.probe_on or (allreduces if request.probe else ())
 
 
 def _probe_rows(request: ServingRequest, speculations: Iterable[Speculation]) -> tuple[int, ...]:

@@ -42,6 +42,12 @@ def test_each_backend_has_a_baseline_all_speculations_and_the_probe() -> None:
     assert {arm.spec.max_running for arm in plan.arms} == {48}
 
 
+def test_the_probe_is_measured_with_the_backends_that_are_named() -> None:
+    plan = plan_of(allreduces=("custom", "nccl"), speculations=("2/1/3",), probe_on=("nccl",))
+    assert [arm.name for arm in plan.arms if arm.name.endswith("probe")] == ["nccl/probe"]
+    assert {arm.spec.max_running for arm in plan.arms} == {4}, "what all servers have in common stays so"
+
+
 def test_the_baseline_simulates_no_acceptance() -> None:
     plan = plan_of(speculations=("2/1/3",), server={"accept_length": 2.5})
     assert [arm.spec.accept_length for arm in plan.arms] == [0, 2.5]
@@ -50,6 +56,7 @@ def test_the_baseline_simulates_no_acceptance() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"allreduces": ("nccl",), "probe_on": ("custom",)}, "--probe-on is 'custom', a backend that this run does not"),
         ({"speculations": ("2-1-3",)}, "--speculation is '2-1-3'"),
         ({"speculations": ("2/1/3@4",)}, "accept length 4 is to be simulated"),
         ({"speculations": ("2/1/3",), "draft": ""}, "no draft model"),
