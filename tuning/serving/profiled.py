@@ -53,7 +53,7 @@ def profile_of(
         folder: for the traces, which the server can write to under the same path; made where it is missing. It goes
             with the server, which is to be stopped after this.
     """
-    load = load_of(start.arm.spec, prompts[:CONCURRENCY], max_tokens=_tokens(plan, trials))
+    load = load_of(start.arm.spec, prompts[:CONCURRENCY], max_tokens=_tokens(start, plan, prompts, trials))
     try:
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -62,8 +62,14 @@ def profile_of(
         return Profiled(findings=(f"not profiled: {error.what}",))
 
 
-def _tokens(plan: ServingPlan, trials: Sequence[ServingTrial]) -> int:
-    """Of an answer that takes about `_ANSWER_SECONDS`; never more than the server was measured with."""
+def _tokens(start: Start, plan: ServingPlan, prompts: Sequence[Prompt], trials: Sequence[ServingTrial]) -> int:
+    """Of an answer that takes about `_ANSWER_SECONDS`, where the server is known to have room for it.
+
+    A shorter one ends while the profiler watches, and the next one's prefill is among the steps.
+    """
     passes = [done for trial in trials if trial.concurrency == CONCURRENCY for done in trial.passes]
     a_token = statistics.fmean(done.step_ms / done.accept_length for done in passes) if passes else _USUAL_STEP_MS
-    return min(plan.output_tokens, math.ceil(1_000 * _ANSWER_SECONDS / a_token))
+    limits = [limit for limit in (start.arm.spec.context_length, start.arm.spec.max_total_tokens) if limit]
+    longest = max(len(prompt.tokens) for prompt in prompts[:CONCURRENCY])
+    room = min(limits) // 2 - longest if limits and longest else 0  # half: SGLang keeps some for draft tokens
+    return min(max(plan.output_tokens, room), math.ceil(1_000 * _ANSWER_SECONDS / a_token))

@@ -56,7 +56,10 @@ def test_the_baseline_simulates_no_acceptance() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"allreduces": ("nccl",), "probe_on": ("custom",)}, "--probe-on is 'custom', a backend that this run does not"),
+        (
+            {"allreduces": ("nccl",), "probe_on": ("custom",)},
+            "--probe-on is 'custom', a backend that this run does not",
+        ),
         ({"speculations": ("2-1-3",)}, "--speculation is '2-1-3'"),
         ({"speculations": ("2/1/3@4",)}, "accept length 4 is to be simulated"),
         ({"speculations": ("2/1/3",), "draft": ""}, "no draft model"),
