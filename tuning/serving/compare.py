@@ -17,7 +17,7 @@ from tuning.arms import middle, one_against_several
 from tuning.serving import acceptance
 from tuning.serving.comparison import Acceptance, Comparison, Latency, Row
 from tuning.serving.differing import asked, differs, follows, on_cuda
-from tuning.serving.estimates import Estimate, certain, conclude, detectable, of_mean
+from tuning.serving.estimates import Estimate, certain, conclude, detectable
 from tuning.serving.pays import (
     NOT_BY_PROMPT,
     ONE_PROMPT,
@@ -235,14 +235,18 @@ class _Comparing:
         if not counts[0] or not counts[1]:
             a, b = (self._not_by_prompt(side, concurrency) for side in sides)
             ratio = b.log().minus(a.log()).exp() if a and b else None
-            mde = detectable(ratio) if ratio else None
-            return Acceptance(a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0, mde=mde)
+            return Acceptance(
+                a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0, mde=self._accept_mde(ratio)
+            )
+        a, b = (_given(side, acceptance.accept_length(own or {})) for side, own in zip(sides, counts, strict=True))
         ratio = acceptance.accept_ratio(counts[0], counts[1])
+        if ratio and self._both_given:
+            ratio = certain(ratio.value)
         return Acceptance(
-            a=acceptance.accept_length(counts[0]),
-            b=acceptance.accept_length(counts[1]),
+            a=a,
+            b=b,
             ratio=ratio,
-            mde=detectable(ratio) if ratio else None,
+            mde=self._accept_mde(ratio),
             outcome=self._accept_outcome(ratio),
             prompts=len(counts[0].keys() & counts[1].keys()),
             categories=acceptance.by_category(counts[0], counts[1], requests[0]),
@@ -251,18 +255,24 @@ class _Comparing:
 
     def _not_by_prompt(self, side: ServingSide, concurrency: int) -> Estimate | None:
         """The passes' accept lengths, where requests do not tell their verify passes: without an interval, since starts
-        are no evidence on acceptance; but where it is simulated, every start draws it anew, whatever the prompt.
+        are no evidence on acceptance.
         """
         logs = [math.log(accept_length(trial)) for trial in side.trials(concurrency).values()]
         if not logs:
             return None
         if side.spec.speculation is None:
             return certain(1.0)
-        found = of_mean(logs).exp()
-        return found if side.spec.accept_length else Estimate(value=found.value)
+        return _given(side, Estimate(value=math.exp(statistics.fmean(logs))))
+
+    @property
+    def _both_given(self) -> bool:
+        return _is_given(self._a) and _is_given(self._b)
+
+    def _accept_mde(self, ratio: Estimate | None) -> float | None:
+        return None if ratio is None or self._both_given else detectable(ratio)
 
     def _accept_outcome(self, ratio: Estimate | None) -> Outcome | None:
-        if self._one_speculates:
+        if self._one_speculates or self._both_given:
             return None
         if self._why_not:
             return Outcome.NOT_COMPARABLE
@@ -280,7 +290,6 @@ class _Comparing:
             mean_acceptance([one.b if against else one.ratio for one in accepted]),
             margin=self._plan.margin,
             names=("accept length", "break-even") if against else ("accept length B/A", "step time B/A"),
-            more="--starts" if not all(one.prompts for one in accepted) else "prompts",
             no_interval=ONE_PROMPT if all(one.prompts for one in accepted) else NOT_BY_PROMPT,
         )
 
@@ -330,6 +339,18 @@ class _Comparing:
                 for side in simulated
             ),
         ]
+
+
+def _is_given(side: ServingSide) -> bool:
+    """Whether its acceptance is part of what was asked for: a step without speculation gives a token, and a simulated
+    accept length is what the user says.
+    """
+    return side.spec.speculation is None or side.spec.accept_length > 0
+
+
+def _given(side: ServingSide, accepted: Estimate | None) -> Estimate | None:
+    """An accept length as it came out, without an interval around one that was given."""
+    return certain(accepted.value) if accepted and _is_given(side) else accepted
 
 
 def _refused(ratio: float | None, why: str) -> Judgement:

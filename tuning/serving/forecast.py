@@ -18,7 +18,6 @@ from tuning.serving.forecast_pass import (
     LEAST_STEP_MS,
     Steps,
     UntoldError,
-    backend_of,
     step_of,
     steps_without,
     target_pass,
@@ -108,7 +107,7 @@ def _of_backend(
     numbers = [number for number in side.concurrencies if number in steps]
     if not numbers:
         reason = "its baseline has no numbers (./inv compare says why)"
-        yield Untold(environment=side.environment, backend=backend_of(side), wanted=None, requests=None, reason=reason)
+        yield Untold(environment=side.environment, backend=side.backend, wanted=None, requests=None, reason=reason)
     for one in wanted:
         for requests in numbers:
             try:
@@ -116,7 +115,7 @@ def _of_backend(
             except UntoldError as why:
                 yield Untold(
                     environment=side.environment,
-                    backend=backend_of(side),
+                    backend=side.backend,
                     wanted=one,
                     requests=requests,
                     reason=str(why),
@@ -141,7 +140,7 @@ def _cell(
     simulated = arm.spec.accept_length if arm else 0
     cell = Cell(
         environment=side.environment,
-        backend=backend_of(side),
+        backend=side.backend,
         wanted=wanted,
         requests=requests,
         baseline_ms=steps[requests],

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from tuning.runfile import Run
 from tuning.serving.allreduce_times import NotToldError, allreduce_times
 from tuning.serving.estimates import Estimate, certain
-from tuning.serving.forecast_pass import UntoldError, backend_of, step_of, steps_without, target_pass
+from tuning.serving.forecast_pass import UntoldError, step_of, steps_without, target_pass
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import ServingSide
 from tuning.serving.spec import Speculation
@@ -87,7 +87,7 @@ def drafting_from(
     found = _drafted(exact[0], requests, allreduce_run) if exact else _on_line(arms, wanted, requests, allreduce_run)
     there = arms[0]
     more, said = _allreduces_beyond(here, there, wanted, requests, allreduce_run)
-    servers = f"{there.environment}:{backend_of(there)}, {_speculation(there).algorithm}"
+    servers = f"{there.environment}:{there.backend}, {_speculation(there).algorithm}"
     about = f"drafting costs what it does in {other.path.name} ({servers}); ranges hold no difference between machines"
     ms = found.ms.plus(more) if more else found.ms
     return replace(found, ms=ms, assumptions=(about, *found.assumptions, *said))
@@ -106,9 +106,9 @@ def _arms_like(other: ServingRun, here: ServingSide) -> list[ServingSide]:
     environments = [side.environment for side in found]
     environment = here.environment if here.environment in environments else environments[0]
     found = [side for side in found if side.environment == environment]
-    backends = [backend_of(side) for side in found]
-    backend = backend_of(here) if backend_of(here) in backends else backends[0]
-    return [side for side in found if backend_of(side) == backend]
+    backends = [side.backend for side in found]
+    backend = here.backend if here.backend in backends else backends[0]
+    return [side for side in found if side.backend == backend]
 
 
 def _speculation(side: ServingSide) -> Speculation:
@@ -178,13 +178,13 @@ def _allreduces_beyond(
     gpus = [side.spec.tensor_parallel for side in (here, there)]
     if gpus == [1, 1]:
         return None, ()
-    if gpus[0] == gpus[1] and backend_of(here) == backend_of(there):
+    if gpus[0] == gpus[1] and here.backend == there.backend:
         return None, (f"drafting's own allreduces are taken to be those of {there.run.path.name}",)
     try:
         more = _draft_allreduces(here, wanted, requests, run).minus(_draft_allreduces(there, wanted, requests, run))
     except NotToldError as why:
-        on = "one GPU, which has none" if gpus[1] == 1 else f"{backend_of(there)} on {gpus[1]} GPUs"
-        told = f"drafting's own allreduces over {backend_of(here)} are not counted beyond those of {on}: {why}"
+        on = "one GPU, which has none" if gpus[1] == 1 else f"{there.backend} on {gpus[1]} GPUs"
+        told = f"drafting's own allreduces over {here.backend} are not counted beyond those of {on}: {why}"
         return None, (told,)
     told = (
         f"drafting's own allreduces: {DRAFT_CALLS} a forward (a draft of one layer), of one row a request, by the "

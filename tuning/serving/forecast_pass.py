@@ -47,11 +47,6 @@ class TargetPass:
     assumption: str = ""
 
 
-def backend_of(side: ServingSide) -> str:
-    """Name of the allreduce backend, as its arms begin with it."""
-    return side.arm.partition("/")[0]
-
-
 def step_of(side: ServingSide, requests: int) -> Estimate | None:
     """Mean over starts of an arm's step time, ms; None where it has no numbers."""
     steps = [step_ms(trial) for trial in side.trials(requests).values()]

@@ -94,5 +94,5 @@ def _acceptance_text(comparison: Comparison) -> str:
     """What acceptance does beside step time, where both speculate."""
     if comparison.metric != "step_ms" or not comparison.b.spec.speculation:
         return ""
-    found = dict.fromkeys(str(row.acceptance.outcome) for row in comparison.rows)
-    return f"; acceptance {' or '.join(found)}"
+    found = dict.fromkeys(str(row.acceptance.outcome) for row in comparison.rows if row.acceptance.outcome)
+    return f"; acceptance {' or '.join(found)}" if found else ""

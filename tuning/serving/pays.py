@@ -61,7 +61,6 @@ def judge_speed(
     margin: float,
     names: tuple[str, str],
     no_interval: str,
-    more: str = "prompts",
 ) -> Judgement:
     """Tokens per second of B over A's: acceptance over step time, which are independent: prompts give one, starts the
     other. Pairs and noise floor are those of the step time; more of them say nothing of acceptance, and so nothing is
@@ -73,7 +72,6 @@ def judge_speed(
         margin: equivalence margin, as a fraction.
         names: what acceptance and the ratio of step times are called in a reason.
         no_interval: why acceptance has no interval, where it has none.
-        more: of what more would narrow it: of prompts, but of starts where these draw a simulated acceptance.
     """
     unknown = replace(
         step, outcome=Outcome.UNDECIDED, ratio=None, ci_low=None, ci_high=None, mde=None, more_launches=None,
@@ -89,9 +87,7 @@ def judge_speed(
     if speed.low is None:
         return replace(unknown, ratio=speed.value, reason=step.reason if step.ci_low is None else no_interval)
     outcome = conclude(log, margin=margin, floor=floor, lower_is_better=False)
-    reason = (
-        _why_open(speed, (accept, ratio), names, floor, more) if outcome is Outcome.UNDECIDED else _why(outcome, speed)
-    )
+    reason = _why_open(speed, (accept, ratio), names, floor) if outcome is Outcome.UNDECIDED else _why(outcome, speed)
     return replace(
         unknown, outcome=outcome, ratio=speed.value, ci_low=speed.low, ci_high=speed.high, method=step.method,
         reason=reason,
@@ -112,15 +108,13 @@ def _why(outcome: Outcome, speed: Estimate) -> str:
     return f"{_percent(speed.value - 1)} {where}"
 
 
-def _why_open(
-    speed: Estimate, made_of: tuple[Estimate, Estimate], names: tuple[str, str], floor: float | None, more: str
-) -> str:
+def _why_open(speed: Estimate, made_of: tuple[Estimate, Estimate], names: tuple[str, str], floor: float | None) -> str:
     """Why nothing is concluded of a speed, which is made of acceptance and a ratio of step times; with advice."""
     if speed.low is None or speed.high is None or speed.low <= 1 <= speed.high:
         (wide, its_name), (other, other_name) = sorted(
             zip(made_of, names, strict=True), key=lambda one: _width(one[0]), reverse=True
         )
-        advice = f"more {more if its_name == names[0] else '--starts'} would tell"
+        advice = f"more {'prompts' if its_name == names[0] else '--starts'} would tell"
         if wide.low is not None and wide.high is not None and wide.low <= other.value <= wide.high:
             holds = f"the {its_name}, {wide.low:.3f} to {wide.high:.3f}, holds the {other_name} {other.value:.3f}"
             return f"{holds}, and {advice}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -90,38 +91,51 @@ def _verdict(one: _Compared) -> Iterator[Block]:
 
 
 def _pictures(one: _Compared, number: int) -> Iterator[Block]:
-    """A picture for each environment."""
+    """A picture for each allreduce backend of each environment, and before them one of all its baselines."""
     yield Paragraph(text=_HOW, weight=Weight.NOTE)
-    plan = one.run.header.plan
-    for count, environment in enumerate(plan.environments, 1):
-        sides = [ServingSide(environment=environment.name, arm=arm.name, run=one.run) for arm in plan.arms]
-        sides = [side for side in sides if _points(side, step_ms)]
-        if not sides:
+    count = 0
+    for environment in one.run.header.plan.environments:
+        groups = list(_groups(one.run, environment.name))
+        for group, sides in groups:
+            count += 1
+            yield _picture(one, f"{environment.name}, {group}", sides[:MOST_LINES], f"servers-{number}-{count}.svg")
+            if len(sides) > MOST_LINES:
+                yield Paragraph(text=f"{len(sides) - MOST_LINES} more arms are in the table only.", weight=Weight.NOTE)
+        if not groups:
             yield Paragraph(text=f"{line(environment.name)}: nothing has numbers.", weight=Weight.NOTE)
-            continue
-        shown = sides[:MOST_LINES]
-        panels = [
-            Panel(title="Step time, ms", lines=_lines(shown, step_ms)),
-            Panel(title="Tokens per second", lines=_lines(shown, tokens_per_second)),
-        ]
-        found = [c for c in one.comparisons if c.a.environment == c.b.environment == environment.name]
-        if even := _even(found, [side.arm for side in shown]):
-            panels.append(Panel(title="Accept length; crosses: break-even", lines=even))
-        bars = "bars: range over starts" + ("; of accept length and break-even 95 % intervals" if even else "")
-        title = f"{environment.name}: servers by requests at once; {bars}"
-        yield Picture(
-            name=f"servers-{number}-{count}.svg",
-            svg=panels_svg(line(title), [line(side.arm) for side in shown], panels),
-            says="Step time, tokens per second, and accept length beside its break-even, by requests at once",
-        )
-        if len(sides) > len(shown):
-            yield Paragraph(text=f"{len(sides) - len(shown)} more arms are in the table only.", weight=Weight.NOTE)
+
+
+def _groups(run: ServingRun, environment: str) -> Iterator[tuple[str, list[ServingSide]]]:
+    """Arms that belong in one picture, those with numbers, and what they have in common."""
+    every = [ServingSide(environment=environment, arm=arm.name, run=run) for arm in run.header.plan.arms]
+    sides = [side for side in every if _points(side, step_ms)]
+    baselines = [side for side in sides if side == side.baseline]
+    if len(baselines) > 1:
+        yield "baselines", baselines
+    for backend in dict.fromkeys(side.backend for side in sides):
+        yield backend, [side for side in sides if side.backend == backend]
+
+
+def _picture(one: _Compared, of: str, sides: Sequence[ServingSide], name: str) -> Picture:
+    panels = [
+        Panel(title="Step time, ms", lines=_lines(sides, step_ms)),
+        Panel(title="Tokens per second", lines=_lines(sides, tokens_per_second)),
+    ]
+    found = [c for c in one.comparisons if c.a.environment == c.b.environment == sides[0].environment]
+    if even := _even(found, [side.arm for side in sides]):
+        panels.append(Panel(title="Accept length; crosses: break-even", lines=even))
+    foot = "bars: range over starts" + ("; of accept length and break-even 95 % intervals" if even else "")
+    return Picture(
+        name=name,
+        svg=panels_svg(line(f"{of}: servers by requests at once"), [line(side.arm) for side in sides], panels, foot),
+        says="Step time, tokens per second, and accept length beside its break-even, by requests at once",
+    )
 
 
 def _points(side: ServingSide, number: Number) -> tuple[Point, ...]:
     values = {n: sorted(number(trial) for trial in side.trials(n).values()) for n in side.concurrencies}
     return tuple(
-        Point(concurrency=n, value=found[len(found) // 2], low=found[0], high=found[-1])
+        Point(concurrency=n, value=statistics.median(found), low=found[0], high=found[-1])
         for n, found in values.items()
         if found
     )

@@ -34,6 +34,11 @@ class ServingSide:
         return self.run.header.plan.arm(self.arm).spec
 
     @property
+    def backend(self) -> str:
+        """Name of the allreduce backend, as its arms begin with it."""
+        return self.arm.partition("/")[0]
+
+    @property
     def concurrencies(self) -> tuple[int, ...]:
         """Numbers of requests at once that it is measured at, rising."""
         return tuple(sorted(self.run.header.plan.arm(self.arm).concurrencies))
@@ -50,7 +55,7 @@ class ServingSide:
 
     def sibling(self, kind: str) -> ServingSide | None:
         """Another arm of its backend and environment, such as "probe"; None where the plan has none."""
-        name = f"{self.arm.split('/')[0]}/{kind}"
+        name = f"{self.backend}/{kind}"
         known = {arm.name for arm in self.run.header.plan.arms}
         return replace(self, arm=name) if name in known else None
 

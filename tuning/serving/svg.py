@@ -58,17 +58,18 @@ class Panel:
     lines: tuple[Line, ...]
 
 
-def panels_svg(title: str, names: Sequence[str], panels: Sequence[Panel]) -> str:
+def panels_svg(title: str, names: Sequence[str], panels: Sequence[Panel], foot: str = "") -> str:
     """Panels side by side.
 
     Args:
         title: what it is of.
         names: of the lines, by their look.
         panels: each with one point at least.
+        foot: what the bars are, under the names.
     """
     numbers = sorted({p.concurrency for panel in panels for line in panel.lines for p in line.points})
     width = _LEFT + len(panels) * (_PANEL_WIDTH + _GAP)
-    height = _TOP + _PANEL_HEIGHT + 52 + _ROW * len(names) + 10
+    height = _TOP + _PANEL_HEIGHT + 52 + _ROW * (len(names) + bool(foot)) + 10
     parts = [_text(20, 26, title, "head")]
     for number, panel in enumerate(panels):
         parts += _panel(panel, _LEFT + number * (_PANEL_WIDTH + _GAP), numbers)
@@ -79,6 +80,8 @@ def panels_svg(title: str, names: Sequence[str], panels: Sequence[Panel]) -> str
             _mark(_LEFT + 20, y, look),
             _text(_LEFT + 50, y + 4, name[:_MOST_NAME], "strong" if look == 0 else ""),
         ]
+    if foot:
+        parts.append(_text(_LEFT, height - 14, foot, ""))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -138,12 +141,15 @@ def _line(frame: _Frame, line: Line) -> Iterator[str]:
 
 
 def _mark(x: float, y: float, look: int) -> str:
-    """A mark of one of three forms, open but for the first."""
+    """A mark of one of six forms, open but for the first."""
     form = (
         f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
         f"M{x:.1f} {y - 5:.1f}l5 9h-10z",
         f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z",
-    )[look % 3]
+        f"M{x - 4.5:.1f} {y:.1f}a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z",
+        f"M{x:.1f} {y + 5:.1f}l5 -9h-10z",
+        f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
+    )[look % 6]
     return f'<path class="{"dot" if look == 0 else "mark"}" d="{form}"/>'
 
 

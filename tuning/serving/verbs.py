@@ -62,7 +62,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+", re.ASCII)
     accept_length="accept length to simulate (SGLANG_SIMULATE_ACC_LEN), where a speculation has none of its own",
     dummy_weights="random weights instead of the model's",
     probe=f"also measure without speculation at {', '.join(map(str, PROBE_ROWS))} requests: rows of a verify pass",
-    probe_on="backend, one of those of --allreduce: the probe with it only (may be repeated; each costs a server a start)",
+    probe_on="backend, one of those of --allreduce: the probe with it only (may be repeated)",
     attention_backend="as SGLang names it (default: the release's own choice)",
     flag="NAME[=VALUE]: a further flag of SGLang's, which the release must have (may be repeated)",
     set="VARIABLE=VALUE for all servers (may be repeated)",

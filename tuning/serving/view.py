@@ -104,7 +104,7 @@ def _paying(comparison: Comparison) -> Table:
         found = row.pays
         table.add_row(
             str(row.concurrency),
-            *_with_interval(row.acceptance.b),
+            *_accepted(comparison.b, row.acceptance.b),
             share_text(row.acceptance.mde),
             *_with_interval(found.break_even if found else None),
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),
@@ -126,16 +126,22 @@ def _with_interval(estimate: Estimate | None) -> tuple[str, str]:
     return _number(estimate.value if estimate else None, ".3f"), _interval(estimate)
 
 
+def _accepted(side: ServingSide, accept: Estimate | None) -> tuple[str, str]:
+    value, interval = _with_interval(accept)
+    return value, "simulated" if side.spec.accept_length else interval
+
+
 def _speeds(comparison: Comparison) -> Table:
     headings = ("accept A", "accept B", "B/A", "95 %", "MDE", "outcome", "tok/s A", "tok/s B", "B with A's acceptance")
     decides = comparison.metric == "tokens_per_second"
     table = _table("at once", *headings, *(("tok/s B/A", "95 %", "verdict") if decides else ()))
+    sides = (comparison.a, comparison.b)
     for row in comparison.rows:
         accepted, judged = row.acceptance, _judged(row.speed)
         table.add_row(
             str(row.concurrency),
             *(_number(one.value if one else None, ".3f") for one in (accepted.a, accepted.b, accepted.ratio)),
-            _interval(accepted.ratio),
+            "simulated" if all(side.spec.accept_length for side in sides) else _interval(accepted.ratio),
             share_text(accepted.mde),
             Text(str(accepted.outcome), style=_STYLES[accepted.outcome]) if accepted.outcome else "-",
             *(_number(speed, ",.1f") for speed in row.tokens_per_second),

@@ -374,28 +374,30 @@ def test_where_nothing_tells_acceptance_by_prompt_starts_are_no_evidence_on_it()
     assert "undecided at 1 request (nothing tells acceptance by prompt" in headline(found)
 
 
-def test_simulated_acceptance_that_no_request_tells_is_drawn_by_start() -> None:
+@pytest.mark.parametrize("seen", ["by prompt", "of one prompt", "by pass"])
+def test_simulated_acceptance_is_given_and_the_verdict_is_that_of_step_times(seen: str) -> None:
     simulated = fake_arm("default/2-1-3", speculation=SPECULATION, accept_length=2.4)
-    (row,) = compared(silent(fake_serving_run(fake_serving_plan(BASELINE, simulated, starts=4), flat))).rows
+    run = fake_serving_run(fake_serving_plan(BASELINE, simulated, starts=4), flat)
+    (row,) = compared({"by prompt": run, "of one prompt": one_prompt(run), "by pass": silent(run)}[seen]).rows
     assert row.acceptance.b is not None
-    assert row.acceptance.b.low is not None
+    assert row.acceptance.b.low == row.acceptance.b.value == row.acceptance.b.high
+    assert row.acceptance.mde is None
     assert row.pays is not None
     assert row.pays.outcome is Outcome.BETTER
 
-    wide = fake_serving_run(
-        fake_serving_plan(BASELINE, simulated, starts=4),
-        lambda _e, arm, _c, r: 10 * (tau() if arm.endswith("3") else 1) * (1 + r / 1000),
-    )
-    uneven = replace(
-        wide,
-        trials=tuple(
-            replace(
-                t, passes=tuple(replace(d, accept_length=d.accept_length * (1 + t.repetition / 50)) for d in t.passes)
-            )
-            for t in wide.trials
-        ),
-    )
-    assert "more --starts would tell" in headline(compared(silent(uneven))), "no prompt tells of what starts draw"
+    def unsteady(_environment: str, arm: str, _concurrency: int, repetition: int) -> float:
+        return 10 * tau() * (1 + repetition / 50) if arm.endswith("3") else 10.0
+
+    uneven = fake_serving_run(fake_serving_plan(BASELINE, simulated, starts=4), unsteady)
+    assert compared(uneven).rows[0].speed.outcome is Outcome.UNDECIDED
+
+
+def test_two_simulated_acceptances_are_not_judged() -> None:
+    arms = [fake_arm(f"{backend}/2-1-3", speculation=SPECULATION, accept_length=2.4) for backend in ("custom", "nccl")]
+    run = fake_serving_run(fake_serving_plan(*arms, starts=4), flat)
+    (row,) = compared(run, "custom/2-1-3", "nccl/2-1-3").rows
+    assert row.acceptance.outcome is None
+    assert row.acceptance.mde is None
 
 
 def test_where_acceptance_is_simulated_a_crossing_is_what_would_be() -> None:

@@ -113,6 +113,14 @@ def test_the_picture_says_what_the_bars_of_each_panel_are() -> None:
     assert "bars: range over starts<" in plain.svg
 
 
+def test_each_backend_has_its_picture_and_their_baselines_one() -> None:
+    arms = (*ARMS, fake_arm("nccl/baseline", *TOGETHER), fake_arm("nccl/2-1-3", *TOGETHER, speculation=SPECULATION))
+    baselines, *each = serving_report([fake_serving_run(fake_serving_plan(*arms), truth)]).pictures
+    assert [picture.name for picture in (baselines, *each)] == [f"servers-1-{number}.svg" for number in (1, 2, 3)]
+    assert ["default/baseline<" in picture.svg for picture in (baselines, *each)] == [True, True, False]
+    assert ["nccl/2-1-3<" in picture.svg for picture in (baselines, *each)] == [False, False, True]
+
+
 def test_no_section_of_the_report_is_empty() -> None:
     alone = fake_serving_run(fake_serving_plan(ARMS[0]), truth)
     for run in (served(), alone):
