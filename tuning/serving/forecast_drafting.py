@@ -27,8 +27,8 @@ from tuning.speculation_request import DRAFT_MARGIN
 DRAFT_CALLS = 3
 """Allreduces of one forward of a draft of one layer: 2 of the layer, 1 of the embedding.
 
-Profiled with SGLang 0.5.12 on two H200 (EAGLE-3, k = 3): 132 allreduces a step against 123 without speculation, so 9 of
-3 forwards.
+Profiled with SGLang 0.5.12 on two H200 (EAGLE-3; docs/runs/h200x2-speculative.jsonl): 123 allreduces a step without
+speculation, 129 with two forwards, 132 with three.
 """
 
 

@@ -244,7 +244,7 @@ def legend() -> Text:
     """What columns mean."""
     return Text(
         "A, B: medians over server starts, which pair by their turn. Accept: tokens a step, 95 % over prompts,\n"
-        "and without an interval where nothing tells it by prompt.\n"
+        "none where it is simulated or nothing tells it by prompt.\n"
         "Break-even: step time B over A; speculation pays where accept exceeds it. MDE: minimum detectable effect,\n"
         "the smallest difference that so many starts, of accept so many prompts, would find 4 times in 5.\n"
         "TTFT: to the first token; TPOT: a token after it; ITL p99: time between chunks, the longest of a hundred;\n"
