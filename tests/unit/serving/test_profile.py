@@ -10,6 +10,7 @@ import stat
 import subprocess
 import time
 import tracemalloc
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from lanewise.errors import InputError, LanewiseError, UnreachableError
+from tests.unit.serving.makers import OUTPUT_TOKENS, fake_arm, fake_serving_plan, fake_serving_run
 from tests.unit.serving.servers import fake_server, free_port
-from tuning.serving import trace
+from tuning.serving import profiled, trace
+from tuning.serving.plan import Start
 from tuning.serving.profile import REST, parse_profile, summarise, take
 from tuning.serving.prompts import Prompt
 from tuning.serving.served import Load
@@ -242,3 +245,35 @@ def test_a_server_without_a_profiler_or_without_answer_is_told(tmp_path: Path) -
     out = tmp_path / "profile"
     with fake_server(tmp_path, profiler=False) as server, pytest.raises(LanewiseError, match="wrote no profile"):
         take(server.url, out, LOAD, timeout=1.5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "prompt_tokens", "least", "most"),
+    [
+        ({"context_length": 2048, "max_total_tokens": 8192}, 128, 450, 550),
+        ({"context_length": 768, "max_total_tokens": 8192}, 64, 320, 320),
+        ({}, 128, OUTPUT_TOKENS, OUTPUT_TOKENS),
+        ({"context_length": 2048}, 0, OUTPUT_TOKENS, OUTPUT_TOKENS),
+    ],
+    ids=["room for two seconds", "room for less", "room unknown", "a text"],
+)
+def test_a_profile_watches_one_long_answer_where_the_server_has_room_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sizes: dict[str, int], prompt_tokens: int, least: int, most: int
+) -> None:
+    asked = []
+
+    def fake_take(_url: str, _folder: Path, load: Load, *, timeout: float) -> None:
+        asked.append((load.max_tokens, timeout))
+        raise LanewiseError("enough", expected="-", todo="-")
+
+    monkeypatch.setattr(profiled, "take", fake_take)
+    arm = fake_arm("default/baseline")
+    arm = replace(arm, spec=replace(arm.spec, **sizes))
+    run = fake_serving_run(fake_serving_plan(arm), lambda *_: 4.0)
+    prompt = Prompt(
+        id="a", category="tokens", tokens=tuple(range(prompt_tokens)), text="" if prompt_tokens else "hello"
+    )
+    start = Start(environment=run.header.plan.environments[0], arm=arm, repetition=0)
+    profiled.profile_of("http://127.0.0.1:1", start, run.header.plan, [prompt], run.trials, folder=tmp_path / "p")
+    ((tokens, _),) = asked
+    assert least <= tokens <= most
