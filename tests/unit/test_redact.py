@@ -73,6 +73,11 @@ def test_the_argument_after_a_secret_option_is_hidden() -> None:
     ]  # fmt: skip
 
 
+def test_an_option_after_one_that_takes_no_argument_is_no_secret() -> None:
+    command = ["--skip-tokenizer-init", "--dtype", "bfloat16"]
+    assert Redactor({}).all(command) == command
+
+
 def test_a_number_of_tokens_is_no_secret() -> None:
     command = ["--max-new-tokens", "64", "--speculative-num-draft-tokens", "3"]
     assert Redactor({}).all(command) == command

@@ -19,6 +19,9 @@ _DATA = Path(__file__).with_name("backends.yaml")
 _DEFAULT = "default"
 _MOST_LINE, _MOST_RELEASE = 300, 80
 _NEVER = r"(?!)"
+_DECLARED = re.compile(r"^void |\(anonymous namespace\)::")
+_WITH_KERNELS = ("custom", "custom-v1", "torch-symm-mem", "nccl")
+"""What "default" may come to be, and is told by its kernels."""
 _IN_ORDER = ("flashinfer-fusion", "custom", "custom-v1", "pcie-ipc", "mscclpp")
 """In which SGLang asks them whether they take a message (srt/distributed/parallel_state.py of 0.5.23)."""
 
@@ -79,6 +82,7 @@ class Backend:
         settings: what asks for it.
         refusals: where it would be ignored.
         runs, idle: what log lines prove that it runs, or that it does not.
+        kernels: what its kernels that reduce are called.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Backend:
     refusals: tuple[Refusal, ...] = ()
     runs: tuple[Sign, ...] = ()
     idle: tuple[Sign, ...] = ()
+    kernels: tuple[Sign, ...] = ()
 
     def asked(self, release: Version) -> tuple[dict[str, str], dict[str, str]]:
         """Flags and variables that ask a release for it."""
@@ -136,6 +141,36 @@ def engaged(name: str, release: str, lines: Iterable[str]) -> Engaged:
             return Engaged(state=True, line=f"{other}: {found.line}")
     custom = _engaged(BACKENDS["custom"], version, lines)
     return Engaged(state=True, line=f"nccl: {custom.line}") if custom.state is False else custom
+
+
+def engaged_by_kernels(name: str, release: str, reducing: Mapping[str, float]) -> Engaged:
+    """What a profile proves of the backend that a server was asked for: whether most allreduces of a step are its own.
+
+    Args:
+        name, release: as in `engaged`.
+        reducing: kernels that reduce, and how often a step runs each.
+
+    Returns:
+        state None where there are no kernels, or nobody knows what this backend's are called. `line` counts its
+        kernels, or those that there are instead; of "default" it is preceded by the name of the backend.
+    """
+    version, total = parse_release(release), sum(reducing.values())
+    for other in _WITH_KERNELS if name == _DEFAULT else (name,):
+        pattern = _patterns(BACKENDS[other].kernels, version)
+        own = {kernel: calls for kernel, calls in reducing.items() if pattern.search(kernel)}
+        if total and sum(own.values()) > total / 2:
+            prefix = f"{other}: " if name == _DEFAULT else ""
+            return Engaged(state=True, line=f"{prefix}{_counted(own)}")
+    judged = name != _DEFAULT and BACKENDS[name].kernels and total
+    return Engaged(state=False, line=_counted(reducing)) if judged else Engaged(state=None)
+
+
+def _counted(kernels: Mapping[str, float]) -> str:
+    """Kernels by their names alone, without types and arguments: "123 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"."""
+    bare = {kernel: _DECLARED.sub("", kernel) for kernel in kernels}
+    return ", ".join(
+        f"{calls:.4g} {re.split('[<(]', bare[kernel])[0].split('::')[-1]}" for kernel, calls in kernels.items()
+    )
 
 
 def _engaged(backend: Backend, release: Version | None, lines: Iterable[str]) -> Engaged:
@@ -208,6 +243,7 @@ def _backend(entry: Mapping[str, Any]) -> Backend:
         ),
         runs=tuple(_sign(sign) for sign in entry.get("runs", ())),
         idle=tuple(_sign(sign) for sign in entry.get("idle", ())),
+        kernels=tuple(_sign(sign) for sign in entry.get("kernels", ())),
     )
 
 

@@ -1,17 +1,18 @@
 """What a server that answers really is: its release, what it resolved, what its log proves.
 
-It is refused where it is not what its arm's name says.
+It is refused where it is not what its arm's name says. A profile, taken later, tells more.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lanewise.redact import Redactor
 from tuning.serving import backends, counters, endings
+from tuning.serving.profile import Profile
 from tuning.serving.spec import ServerSpec
 from tuning.trial import is_plain
 
@@ -30,6 +31,7 @@ _TRIPLE: Mapping[str, str] = {
     "draft_tokens": "speculative_num_draft_tokens",
 }
 _MOST_TEXT = 500
+_UNKNOWN = "unknown"
 
 
 class RefusedError(Exception):
@@ -81,6 +83,29 @@ def examine(spec: ServerSpec, info: Mapping[str, Any], lines: list[str], redact:
     )
 
 
+def with_profile(examined: Examined, spec: ServerSpec, profile: Profile | None) -> Examined:
+    """The same with what the kernels of a profile tell of the allreduce backend: proof where the log has none, and a
+    finding where most allreduces of a step are others'.
+    """
+    if profile is None or spec.tensor_parallel == 1:
+        return examined
+    told = backends.engaged_by_kernels(spec.allreduce, examined.release, profile.reducing)
+    if told.state is False:
+        other = f"allreduce {spec.allreduce} was asked for, and most of a profiled step are others: {told.line}"
+        return replace(examined, findings=(*examined.findings, other))
+    if told.state is None or examined.engaged.get("allreduce") != _UNKNOWN:
+        return examined
+    return replace(
+        examined,
+        engaged={**examined.engaged, "allreduce": f"{spec.allreduce}: {told.line} a step (profile)"},
+        findings=tuple(finding for finding in examined.findings if finding != _unproven(spec)),
+    )
+
+
+def _unproven(spec: ServerSpec) -> str:
+    return f"no line of the log says whether allreduce {spec.allreduce} is on; --profile tells by its kernels"
+
+
 def _require_speculation(spec: ServerSpec, resolved: Mapping[str, Any]) -> list[str]:
     """Findings on what the server does not say of its speculation."""
     asked = spec.speculation
@@ -105,5 +130,5 @@ def _engaged(spec: ServerSpec, release: str, lines: list[str]) -> tuple[dict[str
     if found.state is False:
         raise RefusedError(f"allreduce {spec.allreduce} is not on: {found.line[:_MOST_TEXT]}")
     if found.state is None:
-        return {"allreduce": "unknown"}, [f"no line of the log says whether allreduce {spec.allreduce} is on"]
+        return {"allreduce": _UNKNOWN}, [_unproven(spec)]
     return {"allreduce": f"{spec.allreduce}: {found.line[:_MOST_TEXT]}"}, []

@@ -11,10 +11,11 @@ import re
 import statistics
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ STEPS = 10
 _BEFORE_SECONDS = 0.5
 """After the requests were sent, for their prefill to be over."""
 _LOOK_SECONDS = 0.1
+_LOST = 0.02
+"""Of a step's kernels, by which it may differ from the median step and still be whole; some run in every other step."""
 _SHOWN = 40
 """Kernels that are kept: those that take longest; the rest is one entry."""
 REST = "(all others)"
@@ -55,14 +58,19 @@ class Profile:
     kernels: Mapping[str, tuple[float, float]]
 
     @property
+    def reducing(self) -> Mapping[str, float]:
+        """Kernels that reduce over GPUs, by name: how often a step ran each."""
+        return {name: count for name, (count, _) in self.kernels.items() if _ALLREDUCE.search(name)}
+
+    @property
     def allreduces(self) -> float:
         """How many a step held."""
-        return sum(count for name, (count, _) in self.kernels.items() if _ALLREDUCE.search(name))
+        return sum(self.reducing.values())
 
     @property
     def allreduce_ms(self) -> float:
         """What they took in a step."""
-        return sum(us for name, (_, us) in self.kernels.items() if _ALLREDUCE.search(name)) / 1000
+        return sum(self.kernels[name][1] for name in self.reducing) / 1000
 
     @property
     def busy_ms(self) -> float:
@@ -169,7 +177,7 @@ def summarise(kernels: Sequence[Kernel], *, concurrency: int, steps: int) -> Pro
     """Kernels of whole steps, cut at one that runs once a step.
 
     The first and last step of a trace may be cut off, and one more be begun. So the kernel is looked for that ran about
-    `steps` times at the most even distances; what lies between its first and its last time is whole steps.
+    `steps` times at the most even distances; what lies between two of its times is a step.
 
     Raises:
         LanewiseError: no kernel ran about so often.
@@ -185,17 +193,35 @@ def summarise(kernels: Sequence[Kernel], *, concurrency: int, steps: int) -> Pro
             todo="take it again, with longer answers",
         )
     times = min(marks, key=_unevenness)
-    whole, begin, end = len(times) - 1, times[0], times[-1]
+    steps_held = _whole_steps(kernels, times)
+    whole = len(steps_held)
     total: dict[str, tuple[int, float]] = {}
-    for kernel in kernels:
-        if begin <= kernel.begin < end:
-            count, us = total.get(kernel.name, (0, 0.0))
-            total[kernel.name] = (count + 1, us + kernel.us)
+    for kernel in chain.from_iterable(step.kernels for step in steps_held):
+        count, us = total.get(kernel.name, (0, 0.0))
+        total[kernel.name] = (count + 1, us + kernel.us)
     longest = sorted(total, key=lambda name: -total[name][1])
     kept = {name: (total[name][0] / whole, total[name][1] / whole) for name in _kept(longest)}
     if rest := [total[name] for name in longest if name not in kept]:
         kept[REST] = (sum(count for count, _ in rest) / whole, sum(us for _, us in rest) / whole)
-    return Profile(concurrency=concurrency, steps=whole, step_ms=(end - begin) / whole / 1000, kernels=kept)
+    step_ms = statistics.fmean(step.us for step in steps_held) / 1000
+    return Profile(concurrency=concurrency, steps=whole, step_ms=step_ms, kernels=kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    us: float
+    kernels: list[Kernel]
+
+
+def _whole_steps(kernels: Sequence[Kernel], times: Sequence[float]) -> list[_Step]:
+    """The steps between these times, without those of which a profiler that was starting lost kernels."""
+    steps = [_Step(us=after - before, kernels=[]) for before, after in pairwise(times)]
+    for kernel in kernels:
+        if times[0] <= kernel.begin < times[-1]:
+            steps[bisect_right(times, kernel.begin) - 1].kernels.append(kernel)
+    usual = statistics.median(len(step.kernels) for step in steps)
+    kept = [step for step in steps if abs(len(step.kernels) - usual) <= max(1, _LOST * usual)]
+    return kept if len(kept) > len(steps) / 2 else steps
 
 
 def _kept(longest: Sequence[str]) -> list[str]:

@@ -19,12 +19,13 @@ from lanewise.redact import Redactor
 from tuning.campaign import why_barred
 from tuning.scratch import sweep_stale_scratch
 from tuning.serving.client import server_info
-from tuning.serving.examine import Examined, RefusedError, examine
+from tuning.serving.examine import Examined, RefusedError, examine, with_profile
 from tuning.serving.gpus import gpu_states
 from tuning.serving.measure import Measured, measure
 from tuning.serving.plan import Start
 from tuning.serving.ports import held_ports
 from tuning.serving.prepared import Prepared
+from tuning.serving.profile import parse_profile
 from tuning.serving.profiled import Profiled, profile_of
 from tuning.serving.prompts import Prompt
 from tuning.serving.records import ServerStart, ServingTrial
@@ -247,6 +248,8 @@ class Starts:
             measured = _failed(begun, ServerEnded(Status.UNREADABLE, error.what))
         after = gpu_states()
         profiled = self._profiled(begun, measured)
+        if examined:
+            examined = with_profile(examined, start.arm.spec, parse_profile(profiled.profile))
         server.stop()
         states = [("before", before), ("after", after)]
         gpus = tuple({"when": when, **gpu} for when, row in states for gpu in row)

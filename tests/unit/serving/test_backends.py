@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from lanewise.errors import InputError
 from tuning.serving import backends
-from tuning.serving.backends import BACKENDS, engaged
+from tuning.serving.backends import BACKENDS, Engaged, engaged, engaged_by_kernels
 from tuning.serving.flag_table import dialect, releases
 from tuning.serving.flags import arguments
 from tuning.serving.gpus import GpuFacts
@@ -162,3 +162,52 @@ def test_log_lines_prove_what_runs(name: str, release: str, lines: list[str], st
 def test_a_long_line_is_shown_by_what_matters_in_it() -> None:
     found = engaged("nccl", "0.5.23", ["x" * 20_000 + ARGS])
     assert found.line == "… disable_custom_all_reduce=True …"
+
+
+TWO_SHOT = "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(unsigned int**)"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "kernels", "state", "line"),
+    [
+        ("torch-symm-mem", "0.5.12", {TWO_SHOT: 123.0}, True, "123 two_shot_all_reduce_kernel_inplace"),
+        ("torch-symm-mem", "0.5.12", {NCCL: 123.0}, False, "123 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        ("nccl-sockets", "0.5.12", {NCCL: 131.125}, True, "131.1 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        (
+            "custom",
+            "0.5.12",
+            {"all_reduce_one_shot_push_kernel<x>(y)": 123.0},
+            True,
+            "123 all_reduce_one_shot_push_kernel",
+        ),
+        (
+            "custom",
+            "0.5.23",
+            {"void sglang::cross_device_reduce_1stage<x>(y)": 123.0},
+            False,
+            "123 cross_device_reduce_1stage",
+        ),
+        (
+            "custom",
+            "0.5.11",
+            {"void sglang::cross_device_reduce_1stage<x>(y)": 123.0},
+            True,
+            "123 cross_device_reduce_1stage",
+        ),
+        (
+            "default",
+            "0.5.12",
+            {NCCL: 100.0, TWO_SHOT: 23.0},
+            True,
+            "nccl: 100 ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        ),
+        ("default", "0.5.12", {"new_all_reduce": 123.0}, None, ""),
+        ("pcie-ipc", "0.5.22", {NCCL: 123.0}, None, ""),
+        ("nccl", "0.5.12", {}, None, ""),
+    ],
+)
+def test_kernels_prove_a_backend(
+    name: str, release: str, kernels: dict[str, float], state: bool | None, line: str
+) -> None:
+    assert engaged_by_kernels(name, release, kernels) == Engaged(state=state, line=line)

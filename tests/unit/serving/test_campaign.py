@@ -212,6 +212,16 @@ def test_a_profile_is_taken_of_every_server_after_its_passes(
     assert {path.name for path in (tmp_path / "r.logs").glob("*/*")} == {"server.log"}
 
 
+def test_a_profile_tells_of_the_backend_what_the_log_does_not(tmp_path: Path, model: str) -> None:
+    plan, prompts = planned(tmp_path, model, fake={"calls": 6})
+    arms = tuple(replace(arm, spec=replace(arm.spec, tensor_parallel=2)) for arm in plan.arms)
+    plan = replace(plan, arms=arms)
+    run = start_run(plan, prompts, tmp_path / "r.jsonl", lambda step: None, command=["test"], profile=True)
+    (start,) = run.starts.values()
+    assert start.engaged == {"allreduce": "default: nccl: 6 ncclDevKernel_AllReduce_fake a step (profile)"}
+    assert not any("no line of the log" in finding for finding in start.findings)
+
+
 def test_a_profile_that_cannot_be_taken_is_a_finding_and_the_numbers_stay(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from lanewise.redact import Redactor
-from tuning.serving.examine import Examined, RefusedError, examine
+from tuning.serving.examine import Examined, RefusedError, examine, with_profile
+from tuning.serving.profile import Profile
 from tuning.serving.spec import ServerSpec, Speculation
 
+UNPROVEN = "no line of the log says whether allreduce custom is on; --profile tells by its kernels"
 EAGLE = Speculation(algorithm="EAGLE3", steps=2, topk=1, draft_tokens=3, draft="d")
 RESOLVED = {
     "version": "0.5.12", "tp_size": 2, "disable_radix_cache": True, "speculative_algorithm": "EAGLE3",
@@ -64,7 +66,31 @@ def test_a_backend_that_its_log_disproves_is_refused() -> None:
     assert proved.engaged["allreduce"].startswith("custom: ")
     unknown = judged(spec)
     assert unknown.engaged == {"allreduce": "unknown"}
-    assert "no line of the log says whether allreduce custom is on" in unknown.findings
+    assert unknown.findings == (UNPROVEN,)
+
+
+def profiled(**kernels: int) -> Profile:
+    return Profile(concurrency=1, steps=9, step_ms=5.0, kernels={name: (count, 3.0) for name, count in kernels.items()})
+
+
+def test_a_profile_proves_the_backend_that_the_log_does_not() -> None:
+    spec = ServerSpec(model="m", speculation=EAGLE, tensor_parallel=2, allreduce="custom")
+    unknown, profile = (
+        judged(spec),
+        profiled(all_reduce_one_shot_push_kernel=123, ncclDevKernel_AllReduce_Sum=9, gemm=61),
+    )
+    told = with_profile(unknown, spec, profile)
+    assert told.engaged == {"allreduce": "custom: 123 all_reduce_one_shot_push_kernel a step (profile)"}
+    assert told.findings == ()
+    assert with_profile(unknown, spec, None) == unknown
+    assert with_profile(unknown, spec, profiled(gemm=61)) == unknown, "no kernel reduces"
+
+    proved = judged(spec, ("Custom allreduce v2 initialized successfully",))
+    assert with_profile(proved, spec, profile) == proved, "the log's line stays"
+    other = with_profile(proved, spec, profiled(ncclDevKernel_AllReduce_Sum=123, all_reduce_one_shot_push_kernel=9))
+    assert other.engaged == proved.engaged
+    (finding,) = other.findings
+    assert finding.startswith("allreduce custom was asked for, and most of a profiled step are others: 123 nccl")
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,18 @@ def test_a_profile_watches_one_long_answer_where_the_server_has_room_for_it(
     profiled.profile_of("http://127.0.0.1:1", start, run.header.plan, [prompt], run.trials, folder=tmp_path / "p")
     ((tokens, _),) = asked
     assert least <= tokens <= most
+
+
+def test_a_step_of_which_kernels_are_lost_does_not_count() -> None:
+    """As of SGLang 0.5.12 over its custom allreduce on two H200, whose profile held 131.125 allreduces a step."""
+    whole = [
+        Kernel(name=name, begin=1000.0 * step + at, us=2.0)
+        for step in range(10)
+        for at, name in enumerate(["first", *["all_reduce"] * 132])
+    ]
+    lost = [kernel for kernel in whole if not 100 <= kernel.begin < 110]
+    assert len(lost) == len(whole) - 10
+    everything, found = (summarise(kernels, concurrency=1, steps=10) for kernels in (whole, lost))
+    assert (everything.steps, everything.allreduces) == (9, 132)
+    assert (found.steps, found.allreduces) == (8, 132)
+    assert found.step_ms == everything.step_ms == pytest.approx(1.0)
