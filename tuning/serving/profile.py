@@ -34,6 +34,8 @@ _LOST = 0.02
 _SHOWN = 40
 """Kernels that are kept: those that take longest; the rest is one entry."""
 REST = "(all others)"
+_MOST = 1e12
+"""Of any number of a profile in a run file; sums of those stay numbers."""
 _TRACE = ".trace.json.gz"
 _MOST_FILES = 10_000
 """Of the folder's that are looked at; a server writes one a rank."""
@@ -99,7 +101,7 @@ def parse_profile(document: object) -> Profile | None:
             given["step_ms"],
             *(n for pair in kernels.values() for n in pair),
         ]
-        if not all(is_number(number) and number >= 0 for number in numbers):
+        if not all(is_number(number) and 0 <= number <= _MOST for number in numbers):
             return None
         pairs = {name: (float(count), float(us)) for name, (count, us) in kernels.items()}
     except (KeyError, TypeError, ValueError):

@@ -124,7 +124,9 @@ def _picture(one: _Compared, of: str, sides: Sequence[ServingSide], name: str) -
     found = [c for c in one.comparisons if c.a.environment == c.b.environment == sides[0].environment]
     if even := _even(found, [side.arm for side in sides]):
         panels.append(Panel(title="Accept length; crosses: break-even", lines=even))
-    foot = "bars: range over starts" + ("; of accept length and break-even 95 % intervals" if even else "")
+    foot = "bars: range over starts" + (
+        "; of accept length and break-even 95 % intervals, cut at twice the value" if even else ""
+    )
     return Picture(
         name=name,
         svg=panels_svg(line(f"{of}: servers by requests at once"), [line(side.arm) for side in sides], panels, foot),

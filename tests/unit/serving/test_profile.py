@@ -83,6 +83,7 @@ def test_a_profile_survives_its_file_and_nothing_else_does() -> None:
     for broken in ({}, None, [], {"kernels": {"a": [1]}}, {**profile.to_dict(), "kernels": {"a": [1, "x"]}}):
         assert parse_profile(broken) is None
     assert parse_profile({**profile.to_dict(), "steps": -1}) is None
+    assert parse_profile({**profile.to_dict(), "kernels": {"all_reduce": [1e308, 1e308]}}) is None, "sums are finite"
 
 
 def test_events_other_than_kernels_are_left_out(tmp_path: Path) -> None:

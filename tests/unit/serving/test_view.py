@@ -108,7 +108,9 @@ def test_beyond_all_there_is_a_detectable_difference_is_only_said_to_be() -> Non
 
 def test_the_picture_says_what_the_bars_of_each_panel_are() -> None:
     (picture,) = serving_report([served()]).pictures
-    assert "bars: range over starts; of accept length and break-even 95 % intervals" in picture.svg
+    assert (
+        "bars: range over starts; of accept length and break-even 95 % intervals, cut at twice the value" in picture.svg
+    )
     (plain,) = serving_report([fake_serving_run(fake_serving_plan(ARMS[0]), truth)]).pictures
     assert "bars: range over starts<" in plain.svg
 
