@@ -85,7 +85,7 @@ def resume_run(
     with ServingWriter.go_on(path, read_serving_run) as writer:
         header = writer.run.header
         require_scratch()
-        _require_same_plan(writer.run, plan)
+        require_same_plan(writer.run, plan)
         redact = Redactor(os.environ)
         require_unchanged(
             path,
@@ -109,7 +109,12 @@ def _prepare(plan: ServingPlan, report: Report) -> Mapping[str, Prepared]:
     return prepare(plan, lambda what: report(Step(done=0, total=0, remark=what)))
 
 
-def _require_same_plan(run: ServingRun, plan: ServingPlan) -> None:
+def require_same_plan(run: ServingRun, plan: ServingPlan) -> None:
+    """Refuse to go on with a run that was begun with another plan.
+
+    Raises:
+        InputError: what differs, and how it was begun.
+    """
     stored, asked = run.header.plan.to_dict(), plan.to_dict()
     if stored == asked and all(start.plan == plan.identity for start in run.starts.values()):
         return

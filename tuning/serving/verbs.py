@@ -178,6 +178,8 @@ def bench_speculative(
     )
     made, chosen = make_plan(request)
     if plan:
+        if resume:
+            campaign.require_same_plan(read_serving_run(Path(resume)), made)
         _show_plan(made, json=json)
         return None
     path = Path(resume or output) if resume or output else new_run_path(RUNS, made.benchmark)

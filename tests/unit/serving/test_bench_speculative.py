@@ -70,6 +70,8 @@ def test_going_on_needs_the_same_options_again(tmp_path: Path, capsys: Any) -> N
     code, _, err = call(*begun, "--resume", str(path), "--output", str(tmp_path / "other.jsonl"), capsys=capsys)
     assert code == 2
     assert "other.jsonl' beside --resume" in err
+    code, _, err = call(*begun, "--set", "A=1", "--resume", str(path), "--plan", capsys=capsys)
+    assert (code, "was begun with another plan" in err) == (2, True), "a plan that would not run is not shown"
     code, _, err = call(*begun, "--set", "LD_PRELOAD=/tmp/x.so", "--resume", str(path), capsys=capsys)
     assert code == 2
     assert "LD_PRELOAD: nothing / /tmp/x.so" in err
