@@ -16,11 +16,12 @@ from packaging.version import InvalidVersion, Version
 from tuning.serving.gpus import GpuFacts
 
 _DATA = Path(__file__).with_name("backends.yaml")
-_DEFAULT = "default"
+DEFAULT = "default"
+"""The backend that stands for whatever a release takes by itself."""
 _MOST_LINE, _MOST_RELEASE = 300, 80
 _NEVER = r"(?!)"
 _DECLARED = re.compile(r"^void |\(anonymous namespace\)::")
-_WITH_KERNELS = ("custom", "custom-v1", "torch-symm-mem", "nccl")
+_WITH_KERNELS = ("flashinfer-fusion", "custom", "custom-v1", "mscclpp", "torch-symm-mem", "nccl")
 """What "default" may come to be, and is told by its kernels."""
 _IN_ORDER = ("flashinfer-fusion", "custom", "custom-v1", "pcie-ipc", "mscclpp")
 """In which SGLang asks them whether they take a message (srt/distributed/parallel_state.py of 0.5.23)."""
@@ -133,7 +134,7 @@ def engaged(name: str, release: str, lines: Iterable[str]) -> Engaged:
         lines: of the log, from its start.
     """
     version = parse_release(release)
-    if name != _DEFAULT:
+    if name != DEFAULT:
         return _engaged(BACKENDS[name], version, lines)
     lines = list(lines)
     for other in _IN_ORDER:
@@ -151,26 +152,32 @@ def engaged_by_kernels(name: str, release: str, reducing: Mapping[str, float]) -
         reducing: kernels that reduce, and how often a step runs each.
 
     Returns:
-        state None where there are no kernels, or nobody knows what this backend's are called. `line` counts its
-        kernels, or those that there are instead; of "default" it is preceded by the name of the backend.
+        state None where there are no kernels, nobody knows what this backend's are called, or neither are most. `line`
+        counts its kernels and the others; of "default" it is preceded by the name of the backend.
     """
-    version, total = parse_release(release), sum(reducing.values())
-    for other in _WITH_KERNELS if name == _DEFAULT else (name,):
-        pattern = _patterns(BACKENDS[other].kernels, version)
-        own = {kernel: calls for kernel, calls in reducing.items() if pattern.search(kernel)}
-        if total and sum(own.values()) > total / 2:
-            prefix = f"{other}: " if name == _DEFAULT else ""
-            return Engaged(state=True, line=f"{prefix}{_counted(own)}")
-    judged = name != _DEFAULT and BACKENDS[name].kernels and total
-    return Engaged(state=False, line=_counted(reducing)) if judged else Engaged(state=None)
+    if name == DEFAULT:
+        for other in _WITH_KERNELS:
+            if (found := engaged_by_kernels(other, release, reducing)).state:
+                return Engaged(state=True, line=f"{other}: {found.line}")
+        return Engaged(state=None)
+    pattern = _patterns(BACKENDS[name].kernels, parse_release(release))
+    own = {kernel: calls for kernel, calls in reducing.items() if pattern.search(kernel)}
+    others = {kernel: calls for kernel, calls in reducing.items() if kernel not in own}
+    more = sum(own.values()) - sum(others.values())
+    if more > 0:
+        return Engaged(state=True, line=" beside ".join(_counted(kernels) for kernels in (own, others) if kernels))
+    if more < 0 and BACKENDS[name].kernels:
+        return Engaged(state=False, line=f"{sum(own.values()):.4g} of its own, {_counted(others)}")
+    return Engaged(state=None)
 
 
 def _counted(kernels: Mapping[str, float]) -> str:
     """Kernels by their names alone, without types and arguments: "123 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"."""
-    bare = {kernel: _DECLARED.sub("", kernel) for kernel in kernels}
-    return ", ".join(
-        f"{calls:.4g} {re.split('[<(]', bare[kernel])[0].split('::')[-1]}" for kernel, calls in kernels.items()
-    )
+    counts: dict[str, float] = {}
+    for kernel, calls in kernels.items():
+        bare = re.split("[<(]", _DECLARED.sub("", kernel))[0].split("::")[-1]
+        counts[bare] = counts.get(bare, 0) + calls
+    return ", ".join(f"{calls:.4g} {bare}" for bare, calls in counts.items())
 
 
 def _engaged(backend: Backend, release: Version | None, lines: Iterable[str]) -> Engaged:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -98,6 +98,7 @@ class Known:
         says: the cause, or the finding.
         advice: what to do; "" of a finding.
         status: None: as the server was or was not ready.
+        unless: a flag; it is no finding where the server was given that. "": always one.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Known:
     says: str
     advice: str
     status: Status | None
+    unless: str
 
 
 @lru_cache(maxsize=1)
@@ -126,6 +128,7 @@ def _known(entry: Mapping[str, Any]) -> Known:
         says=entry["cause"] if "cause" in entry else entry["says"],
         advice=entry.get("advice", ""),
         status=Status(entry["status"]) if "status" in entry else None,
+        unless=entry.get("unless", ""),
     )
 
 
@@ -256,16 +259,18 @@ def _last_exception(log: Sequence[str]) -> str:
     return consequence
 
 
-def findings(lines: Sequence[str], *, speculative: bool) -> tuple[str, ...]:
+def findings(lines: Sequence[str], *, speculative: bool, asked: Collection[str] = ()) -> tuple[str, ...]:
     """What weakens the numbers of a server, or makes it another one than was asked for, by its log.
 
     Args:
         lines: of its log.
         speculative: whether it verifies drafts.
+        asked: names of flags that it was given: what they do is no weakness.
     """
     log = list(pieces(_bounded(lines)))
     by_line: dict[str, str] = {}
-    for entry in _likely(known()[1], "\n".join(log)):
+    unasked = [entry for entry in known()[1] if entry.unless not in asked]
+    for entry in _likely(unasked, "\n".join(log)):
         for at in islice(_matches(entry, log), 1):
             by_line.setdefault(log[at], f"{entry.says}: {_shown(log[at])}")
     return (*_eager(log, speculative=speculative), *_by_arguments(startup(log).arguments), *by_line.values())

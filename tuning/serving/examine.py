@@ -77,7 +77,11 @@ def examine(spec: ServerSpec, info: Mapping[str, Any], lines: list[str], redact:
         release=release,
         resolved=resolved,
         engaged=engaged,
-        findings=(*untold, *unproven, *endings.findings(lines, speculative=spec.speculation is not None)),
+        findings=(
+            *untold,
+            *unproven,
+            *endings.findings(lines, speculative=spec.speculation is not None, asked=_flags(spec)),
+        ),
         caches=resolved.get("disable_radix_cache") is not True,
         counters=counters.best_source(release) == "counters",
     )
@@ -85,25 +89,37 @@ def examine(spec: ServerSpec, info: Mapping[str, Any], lines: list[str], redact:
 
 def with_profile(examined: Examined, spec: ServerSpec, profile: Profile | None) -> Examined:
     """The same with what the kernels of a profile tell of the allreduce backend: proof where the log has none, and a
-    finding where most allreduces of a step are others'.
+    finding where most allreduces of a step are another's.
     """
     if profile is None or spec.tensor_parallel == 1:
         return examined
     told = backends.engaged_by_kernels(spec.allreduce, examined.release, profile.reducing)
+    if told.state is None:
+        return examined
+    by_log = examined.engaged["allreduce"]
+    findings = tuple(finding for finding in examined.findings if finding != _unproven(spec))
     if told.state is False:
         other = f"allreduce {spec.allreduce} was asked for, and most of a profiled step are others: {told.line}"
-        return replace(examined, findings=(*examined.findings, other))
-    if told.state is None or examined.engaged.get("allreduce") != _UNKNOWN:
-        return examined
-    return replace(
-        examined,
-        engaged={**examined.engaged, "allreduce": f"{spec.allreduce}: {told.line} a step (profile)"},
-        findings=tuple(finding for finding in examined.findings if finding != _unproven(spec)),
-    )
+        return replace(examined, findings=(*findings, other))
+    if by_log == _UNKNOWN:
+        engaged = {**examined.engaged, "allreduce": f"{spec.allreduce}: {told.line} a step (profile)"}
+        return replace(examined, engaged=engaged, findings=findings)
+    if spec.allreduce == backends.DEFAULT and by_log.split(": ")[1] != told.line.split(": ")[0]:
+        other = f"allreduce is another in most of a profiled step than the log says: {told.line}"
+        return replace(examined, findings=(*findings, other))
+    return examined
+
+
+def _flags(spec: ServerSpec) -> set[str]:
+    """Flags that it was given for its backend, in whatever release, or by the user."""
+    settings = backends.BACKENDS[spec.allreduce].settings
+    return {*spec.flags, *(flag for setting in settings for flag in setting.flags)}
 
 
 def _unproven(spec: ServerSpec) -> str:
-    return f"no line of the log says whether allreduce {spec.allreduce} is on; --profile tells by its kernels"
+    by_kernels = spec.allreduce == backends.DEFAULT or backends.BACKENDS[spec.allreduce].kernels
+    told = "; --profile tells by its kernels" if by_kernels else ""
+    return f"no line of the log says whether allreduce {spec.allreduce} is on{told}"
 
 
 def _require_speculation(spec: ServerSpec, resolved: Mapping[str, Any]) -> list[str]:

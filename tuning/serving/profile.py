@@ -223,7 +223,8 @@ def _whole_steps(kernels: Sequence[Kernel], times: Sequence[float]) -> list[_Ste
             steps[bisect_right(times, kernel.begin) - 1].kernels.append(kernel)
     usual = statistics.median(len(step.kernels) for step in steps)
     kept = [step for step in steps if abs(len(step.kernels) - usual) <= max(1, _LOST * usual)]
-    return kept if len(kept) > len(steps) / 2 else steps
+    # Where fewer remain, they differ for another reason, and none is the usual one.
+    return kept if len(kept) >= len(steps) / 2 else steps
 
 
 def _kept(longest: Sequence[str]) -> list[str]:

@@ -165,6 +165,14 @@ def test_a_long_line_is_shown_by_what_matters_in_it() -> None:
 
 
 TWO_SHOT = "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(unsigned int**)"
+FUSION = (
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport"
+    "<(flashinfer::trtllm_allreduce_fusion::AllReduceFusionPattern)1, __nv_bfloat16, 2, true, true>(x)"
+)
+MNNVL = (
+    "void flashinfer::trtllm_mnnvl_allreduce::oneshotAllreduceFusionKernel<(unsigned char)2, __nv_bfloat16, true>(x)"
+)
+SYMMETRIC = "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16(ncclSymkDevWorkArgs4K)"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -172,7 +180,13 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
     ("name", "release", "kernels", "state", "line"),
     [
         ("torch-symm-mem", "0.5.12", {TWO_SHOT: 123.0}, True, "123 two_shot_all_reduce_kernel_inplace"),
-        ("torch-symm-mem", "0.5.12", {NCCL: 123.0}, False, "123 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        (
+            "torch-symm-mem",
+            "0.5.12",
+            {NCCL: 123.0},
+            False,
+            "0 of its own, 123 ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        ),
         ("nccl-sockets", "0.5.12", {NCCL: 131.125}, True, "131.1 ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
         (
             "custom",
@@ -186,7 +200,7 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
             "0.5.23",
             {"void sglang::cross_device_reduce_1stage<x>(y)": 123.0},
             False,
-            "123 cross_device_reduce_1stage",
+            "0 of its own, 123 cross_device_reduce_1stage",
         ),
         (
             "custom",
@@ -200,8 +214,27 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
             "0.5.12",
             {NCCL: 100.0, TWO_SHOT: 23.0},
             True,
-            "nccl: 100 ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+            "nccl: 100 ncclDevKernel_AllReduce_Sum_bf16_RING_LL beside 23 two_shot_all_reduce_kernel_inplace",
         ),
+        ("default", "0.5.12", {FUSION: 123.0}, True, "flashinfer-fusion: 123 allreduce_fusion_kernel_oneshot_lamport"),
+        ("flashinfer-fusion", "0.5.23", {MNNVL: 123.0}, True, "123 oneshotAllreduceFusionKernel"),
+        ("mscclpp", "0.5.12", {"void allreduce_LL_1node<half>(x)": 123.0}, True, "123 allreduce_LL_1node"),
+        ("nccl", "0.5.12", {SYMMETRIC: 123.0}, True, "123 ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16"),
+        (
+            "nccl-p2p-off",
+            "0.5.12",
+            {SYMMETRIC: 2.0},
+            False,
+            "0 of its own, 2 ncclSymkDevKernel_AllReduce_AGxLL_R_sum_bf16",
+        ),
+        (
+            "custom",
+            "0.5.12",
+            {"all_reduce_two_shot_kernel<a>(x)": 1.0, "all_reduce_two_shot_kernel<b>(x)": 2.0},
+            True,
+            "3 all_reduce_two_shot_kernel",
+        ),
+        ("custom", "0.5.12", {"all_reduce_one_shot_kernel<x>(y)": 61.0, NCCL: 61.0}, None, ""),
         ("default", "0.5.12", {"new_all_reduce": 123.0}, None, ""),
         ("pcie-ipc", "0.5.22", {NCCL: 123.0}, None, ""),
         ("nccl", "0.5.12", {}, None, ""),

@@ -80,17 +80,63 @@ def test_a_profile_proves_the_backend_that_the_log_does_not() -> None:
         profiled(all_reduce_one_shot_push_kernel=123, ncclDevKernel_AllReduce_Sum=9, gemm=61),
     )
     told = with_profile(unknown, spec, profile)
-    assert told.engaged == {"allreduce": "custom: 123 all_reduce_one_shot_push_kernel a step (profile)"}
+    counts = "123 all_reduce_one_shot_push_kernel beside 9 ncclDevKernel_AllReduce_Sum"
+    assert told.engaged == {"allreduce": f"custom: {counts} a step (profile)"}
     assert told.findings == ()
     assert with_profile(unknown, spec, None) == unknown
     assert with_profile(unknown, spec, profiled(gemm=61)) == unknown, "no kernel reduces"
 
     proved = judged(spec, ("Custom allreduce v2 initialized successfully",))
     assert with_profile(proved, spec, profile) == proved, "the log's line stays"
-    other = with_profile(proved, spec, profiled(ncclDevKernel_AllReduce_Sum=123, all_reduce_one_shot_push_kernel=9))
-    assert other.engaged == proved.engaged
-    (finding,) = other.findings
-    assert finding.startswith("allreduce custom was asked for, and most of a profiled step are others: 123 nccl")
+
+
+def test_a_profile_of_another_backend_is_a_finding_whatever_the_log_says() -> None:
+    spec = ServerSpec(model="m", speculation=EAGLE, tensor_parallel=2, allreduce="custom")
+    others = profiled(ncclDevKernel_AllReduce_Sum=123, all_reduce_one_shot_push_kernel=9)
+    counts = "9 of its own, 123 ncclDevKernel_AllReduce_Sum"
+    said = f"allreduce custom was asked for, and most of a profiled step are others: {counts}"
+    for examined in (judged(spec), judged(spec, ("Custom allreduce v2 initialized successfully",))):
+        told = with_profile(examined, spec, others)
+        assert told.engaged == examined.engaged
+        assert told.findings == (said,)
+
+
+def test_of_the_default_a_profile_says_what_it_came_to_be() -> None:
+    spec = ServerSpec(model="m", speculation=EAGLE, tensor_parallel=2)
+    custom, nccl = profiled(all_reduce_one_shot_push_kernel=123), profiled(ncclDevKernel_AllReduce_Sum=123)
+    told = with_profile(judged(spec), spec, nccl)
+    assert told.engaged == {"allreduce": "default: nccl: 123 ncclDevKernel_AllReduce_Sum a step (profile)"}
+    proved = judged(spec, ("Custom allreduce v2 initialized successfully",))
+    assert with_profile(proved, spec, custom) == proved
+    (finding,) = with_profile(proved, spec, nccl).findings
+    assert finding == (
+        "allreduce is another in most of a profiled step than the log says: nccl: 123 ncclDevKernel_AllReduce_Sum"
+    )
+
+
+def test_without_known_kernels_a_profile_is_not_recommended() -> None:
+    spec = ServerSpec(model="m", speculation=EAGLE, tensor_parallel=2, allreduce="pcie-ipc")
+    assert judged(spec).findings == ("no line of the log says whether allreduce pcie-ipc is on",)
+
+
+FORCED_OFF = "FlashInfer allreduce fusion is forcibly disabled via --enforce-disable-flashinfer-allreduce-fusion."
+
+
+@pytest.mark.parametrize(
+    ("allreduce", "flags", "found"),
+    [
+        ("torch-symm-mem", {}, False),
+        ("nccl", {}, False),
+        ("custom", {"enforce-disable-flashinfer-allreduce-fusion": ""}, False),
+        ("custom", {}, True),
+        ("custom", {"enable-deterministic-inference": ""}, True),
+    ],
+)
+def test_a_fusion_that_was_switched_off_on_purpose_is_no_finding(
+    allreduce: str, flags: dict[str, str], found: bool
+) -> None:
+    spec = ServerSpec(model="m", speculation=EAGLE, tensor_parallel=2, allreduce=allreduce, flags=flags)
+    assert (f"the fused allreduce is off: {FORCED_OFF}" in judged(spec, (FORCED_OFF,)).findings) is found
 
 
 @pytest.mark.parametrize(

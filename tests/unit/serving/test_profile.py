@@ -293,3 +293,14 @@ def test_a_step_of_which_kernels_are_lost_does_not_count() -> None:
     assert (everything.steps, everything.allreduces) == (9, 132)
     assert (found.steps, found.allreduces) == (8, 132)
     assert found.step_ms == everything.step_ms == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [([50] * 4 + [40, 40, 60, 60], 4), ([10 * n for n in range(1, 10)], 9)])
+def test_steps_that_differ_all_count_unless_half_are_alike(sizes: list[int], steps: int) -> None:
+    kernels = [
+        Kernel(name=name, begin=1000.0 * step + at, us=2.0)
+        for step, size in enumerate([*sizes, 1])
+        for at, name in enumerate(["first", *["all_reduce"] * (size - 1)])
+    ]
+    found = summarise(kernels, concurrency=1, steps=len(sizes))
+    assert found.steps == steps
