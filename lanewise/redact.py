@@ -95,9 +95,8 @@ class Redactor:
         hide_key = KeyHider()
         for text in texts:
             counts = option.endswith("_tokens") and text.isdigit()  # --max-new-tokens 64
-            # After an option that takes none, as --skip-tokenizer-init; no parser takes such a word for a value.
-            value = not counts and not text.startswith("--")
-            hidden.append("<redacted>" if is_secret(option) and value else self(hide_key(text)))
+            bare = "tokenizer" in option.lower() and text.startswith("--")  # --skip-tokenizer-init --dtype
+            hidden.append("<redacted>" if is_secret(option) and not (counts or bare) else self(hide_key(text)))
             option = text.lstrip("-").replace("-", "_") if _OPTION.fullmatch(text) else ""
         return hidden
 

@@ -76,6 +76,7 @@ def test_the_argument_after_a_secret_option_is_hidden() -> None:
 def test_an_option_after_one_that_takes_no_argument_is_no_secret() -> None:
     command = ["--skip-tokenizer-init", "--dtype", "bfloat16"]
     assert Redactor({}).all(command) == command
+    assert Redactor({}).all(["--token", "--hunter2"]) == ["--token", "<redacted>"], "some parsers take it for the value"
 
 
 def test_a_number_of_tokens_is_no_secret() -> None:
