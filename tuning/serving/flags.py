@@ -192,7 +192,7 @@ def _require_kept(speculation: Speculation) -> None:
 def _simulated(spec: ServerSpec, release: Version) -> dict[str, str]:
     if not spec.accept_length:
         return {}
-    if spec.speculation is None or not 1 <= spec.accept_length <= spec.speculation.steps + 1:
+    if not spec.can_accept:
         raise InputError(
             f"accept length {spec.accept_length:g} cannot be simulated "
             + (f"at {spec.speculation.label}" if spec.speculation else "without speculation"),

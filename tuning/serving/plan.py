@@ -206,7 +206,12 @@ def validate(plan: ServingPlan) -> None:
         )
     for arm in plan.arms:
         _require_concurrencies(arm)
-        _require_accept_length(arm)
+        if not arm.spec.can_accept:
+            raise InputError(
+                f"arm {arm.name} simulates an accept length of {short(arm.spec.accept_length)}",
+                expected="with speculation, from 1 to its steps + 1",
+                todo="correct it",
+            )
         _require_sizes(arm.spec)
 
 
@@ -215,18 +220,6 @@ def _require_sizes(spec: ServerSpec) -> None:
         _require_between(f"--{option.replace('_', '-')}", getattr(spec, option), least, most)
     if not 0 <= spec.memory_fraction < 1:
         raise InputError(f"--memory-fraction is {spec.memory_fraction:g}", expected="below 1", todo="correct it")
-
-
-def _require_accept_length(arm: ServingArm) -> None:
-    steps = arm.spec.speculation.steps if arm.spec.speculation else 0
-    if arm.spec.accept_length and not (steps and 1 <= arm.spec.accept_length <= steps + 1):
-        raise InputError(
-            f"arm {arm.name} simulates an accept length of {arm.spec.accept_length:g}",
-            expected=f"from 1 to {steps + 1}: each of {steps} steps adds a token at most, and the target one"
-            if steps
-            else "none without speculation",
-            todo="correct it",
-        )
 
 
 def _require_concurrencies(arm: ServingArm) -> None:

@@ -66,3 +66,10 @@ class ServerSpec:
     accept_length: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def can_accept(self) -> bool:
+        """Whether the simulated accept length can be: each of the steps adds a token at most, and the target one."""
+        if not self.accept_length:
+            return True
+        return self.speculation is not None and 1 <= self.accept_length <= self.speculation.steps + 1
