@@ -15,9 +15,10 @@ from dataclasses import replace
 from lanewise.errors import InputError
 from tuning.arms import middle, one_against_several
 from tuning.serving import acceptance
+from tuning.serving.compare_acceptance import compare_acceptance
 from tuning.serving.comparison import Acceptance, Comparison, Latency, Row
 from tuning.serving.differing import asked, differs, follows, on_cuda
-from tuning.serving.estimates import Estimate, certain, conclude, detectable
+from tuning.serving.estimates import Estimate
 from tuning.serving.pays import (
     NOT_BY_PROMPT,
     ONE_PROMPT,
@@ -32,7 +33,6 @@ from tuning.serving.records import ServingTrial
 from tuning.serving.runfile import ServingRun
 from tuning.serving.sides import (
     ServingSide,
-    accept_length,
     find_sides,
     itl_p99_ms,
     known_names,
@@ -192,7 +192,7 @@ class _Comparing:
     def _row(self, concurrency: int) -> Row:
         step = self._judged([concurrency], step_ms, lower_is_better=True)
         middles = self._middles(concurrency, step_ms)
-        accepted = self._acceptance(concurrency)
+        accepted = compare_acceptance(self._a, self._b, concurrency, why_not=self._why_not)
         speed = self._speed([concurrency], step, [accepted])
         own, step_b = accepted.a, middles[1]
         return Row(
@@ -224,61 +224,6 @@ class _Comparing:
                     ms=self._middles(concurrency, number),
                     judged=self._judged([concurrency], number, lower_is_better=True),
                 )
-
-    def _acceptance(self, concurrency: int) -> Acceptance:
-        sides = (self._a, self._b)
-        requests = [side.requests(concurrency) for side in sides]
-        counts = [
-            acceptance.by_prompt(own, speculative=side.spec.speculation is not None)
-            for side, own in zip(sides, requests, strict=True)
-        ]
-        if not counts[0] or not counts[1]:
-            a, b = (self._not_by_prompt(side, concurrency) for side in sides)
-            ratio = b.log().minus(a.log()).exp() if a and b else None
-            return Acceptance(
-                a=a, b=b, ratio=ratio, outcome=self._accept_outcome(ratio), prompts=0, mde=self._accept_mde(ratio)
-            )
-        a, b = (_given(side, acceptance.accept_length(own or {})) for side, own in zip(sides, counts, strict=True))
-        ratio = acceptance.accept_ratio(counts[0], counts[1])
-        if ratio and self._both_given:
-            ratio = certain(ratio.value)
-        return Acceptance(
-            a=a,
-            b=b,
-            ratio=ratio,
-            mde=self._accept_mde(ratio),
-            outcome=self._accept_outcome(ratio),
-            prompts=len(counts[0].keys() & counts[1].keys()),
-            categories=acceptance.by_category(counts[0], counts[1], requests[0]),
-            positions=(acceptance.positions(requests[0]), acceptance.positions(requests[1])),
-        )
-
-    def _not_by_prompt(self, side: ServingSide, concurrency: int) -> Estimate | None:
-        """The passes' accept lengths, where requests do not tell their verify passes: without an interval, since starts
-        are no evidence on acceptance.
-        """
-        logs = [math.log(accept_length(trial)) for trial in side.trials(concurrency).values()]
-        if not logs:
-            return None
-        if side.spec.speculation is None:
-            return certain(1.0)
-        return _given(side, Estimate(value=math.exp(statistics.fmean(logs))))
-
-    @property
-    def _both_given(self) -> bool:
-        return _is_given(self._a) and _is_given(self._b)
-
-    def _accept_mde(self, ratio: Estimate | None) -> float | None:
-        return None if ratio is None or self._both_given else detectable(ratio)
-
-    def _accept_outcome(self, ratio: Estimate | None) -> Outcome | None:
-        if self._one_speculates or self._both_given:
-            return None
-        if self._why_not:
-            return Outcome.NOT_COMPARABLE
-        if ratio is None:
-            return Outcome.UNDECIDED
-        return conclude(ratio.log(), margin=self._plan.margin, floor=None, lower_is_better=False)
 
     def _speed(self, concurrencies: Sequence[int], step: Judgement, accepted: Sequence[Acceptance]) -> Judgement:
         """Tokens per second: with the interval of step time over starts, and that of acceptance over prompts."""
@@ -339,18 +284,6 @@ class _Comparing:
                 for side in simulated
             ),
         ]
-
-
-def _is_given(side: ServingSide) -> bool:
-    """Whether its acceptance is part of what was asked for: a step without speculation gives a token, and a simulated
-    accept length is what the user says.
-    """
-    return side.spec.speculation is None or side.spec.accept_length > 0
-
-
-def _given(side: ServingSide, accepted: Estimate | None) -> Estimate | None:
-    """An accept length as it came out, without an interval around one that was given."""
-    return certain(accepted.value) if accepted and _is_given(side) else accepted
 
 
 def _refused(ratio: float | None, why: str) -> Judgement:
